@@ -390,6 +390,12 @@ def shift_clock(by: float) -> None:
     """Let the core's clock jump ahead by so many seconds. For tests."""
 
 def record_layout() -> Dict[str, int]: ...
+def relay(session: TlsSession, encrypted: int, plain: int) -> str:
+    """Carry bytes between a session, on the descriptor ``encrypted``, and the socket ``plain``, until one of them ends.
+
+    Blocking. Returns why the session has ended; empty: ``plain`` was closed, and what was written to it has gone.
+    """
+
 def load_openssl(path: str) -> None:
     """Load what encrypts, once; empty: the libssl that Python uses. ``ResourceError`` says what is missing."""
 

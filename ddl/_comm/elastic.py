@@ -18,6 +18,7 @@ from ddl._comm.group import Group
 from ddl._comm.job import Job
 from ddl._comm.peer import Peer
 from ddl.bootstrap.agent import Agent
+from ddl.bootstrap.encryption import connect_encrypted, plain_end
 from ddl.bootstrap.environ import Identity
 from ddl.bootstrap.generations import Effects
 from ddl.bootstrap.peer_handshake import connect_data
@@ -162,7 +163,11 @@ def connect_to_members(job: Job) -> List[socket.socket]:
             offer = _peer(job, number, deadline).offers[0]
             hello = {"follows": job.number}
             where = (offer.address, offer.port)
-            socks.append(connect_data(where, job.secret, hello, deadline, job.settings.congestion))
+            with connect_data(where, job.secret, hello, deadline, job.settings.congestion) as sock:
+                if job.settings.encrypt:
+                    socks.append(plain_end(sock, connect_encrypted(sock, job.secret, hello, deadline)))
+                else:
+                    socks.append(socket.socket(fileno=sock.detach()))
         except (OSError, Error) as error:
             log.info("process %d cannot ask process %d for the state of the job: %s", job.number, number, error)
     if not socks:

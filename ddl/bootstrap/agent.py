@@ -20,7 +20,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 from ddl import _core, clock
 from ddl.bootstrap.agent_loop import AgentLoop
 from ddl.bootstrap.agent_records import Arrivals, DataConnection, Member
-from ddl.bootstrap.encryption import accept_encrypted
+from ddl.bootstrap.encryption import accept_encrypted, plain_end
 from ddl.bootstrap.generations import KINDS, Generations
 from ddl.bootstrap.peer_handshake import Nonce, accept_data, accept_memory
 from ddl.bootstrap.process_ends import ProcessEnds
@@ -236,7 +236,8 @@ class Agent:
     def _welcome_data(self, sock: socket.socket) -> None:
         hello = accept_data(sock, self._congestion)
         if "follows" in hello and self._generations is not None:
-            self._generations.serve_state(sock)
+            with self._readable(sock, hello) as plain:
+                self._generations.serve_state(plain)
             return
         if "member" in hello and self._generations is not None:
             sender, message = hello["member"], hello.get("said")
@@ -250,9 +251,7 @@ class Agent:
         if len(numbers) != 3:
             raise Error(f"a peer said {hello!r} instead of communicator, rank and stream")
         number, rank, stream = numbers
-        tls = None
-        if self._encryption is not None:
-            tls = accept_encrypted(sock, self._encryption, hello, clock.now() + _ENCRYPT_SECONDS)
+        tls = self._encrypt(sock, hello)
         with self._changed:
             if self._loop.ended.is_set() or str(number) in self._submitted:
                 return  # it comes too late: nobody would ever take it
@@ -263,6 +262,15 @@ class Agent:
                 self._arrived.data.setdefault(number, []).append(connection)
                 return
         member.core.add_connection(*connection)
+
+    def _encrypt(self, sock: socket.socket, hello: Dict[str, Any]) -> Optional[_core.TlsSession]:
+        if self._encryption is None:
+            return None
+        return accept_encrypted(sock, self._encryption, hello, clock.now() + _ENCRYPT_SECONDS)
+
+    def _readable(self, sock: socket.socket, hello: Dict[str, Any]) -> socket.socket:
+        tls = self._encrypt(sock, hello)
+        return sock if tls is None else plain_end(sock, tls)
 
     def _welcome_memory(self, sock: socket.socket) -> None:
         rank, memory, cell_fd, pid = accept_memory(sock, self._nonce_of, self.cell_fd)

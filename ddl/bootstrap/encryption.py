@@ -6,14 +6,20 @@ says is part of the key: if somebody on the way has changed it, the two ends do 
 
 from __future__ import annotations
 
+import errno
 import hmac
 import json
+import logging
 import socket
+import threading
 from typing import Any, Dict
 
 from ddl import _core, clock
+from ddl.errors import ResourceError
 
-__all__ = ["accept_encrypted", "connect_encrypted"]
+__all__ = ["accept_encrypted", "connect_encrypted", "plain_end"]
+
+log = logging.getLogger("ddl")
 
 _PURPOSE = b"ddl-1 key of a data connection\0"  # the secret's other uses have other texts
 
@@ -29,6 +35,29 @@ def connect_encrypted(sock: socket.socket, secret: bytes, hello: Dict[str, Any],
 def accept_encrypted(sock: socket.socket, secret: bytes, hello: Dict[str, Any], deadline: float) -> _core.TlsSession:
     """Encrypt a connection that this end has accepted, as above; ``hello``: what the other end has said of it."""
     return _session(sock, True, secret, hello, deadline)
+
+
+def plain_end(sock: socket.socket, session: _core.TlsSession) -> socket.socket:
+    """Return a socket for code that knows only sockets: what goes through it goes encrypted over ``sock``.
+
+    That is taken over, and closed when the returned one is. ``ResourceError`` if no thread can be started.
+    """
+    near, far = socket.socketpair()
+    encrypted = socket.socket(fileno=sock.detach())
+
+    def carry() -> None:
+        with encrypted, far:
+            why = _core.relay(session, encrypted.fileno(), far.fileno())
+        if why:
+            log.info("a connection for the state of the job has ended: %s", why)
+
+    try:
+        threading.Thread(target=carry, name="ddl-encrypt", daemon=True).start()
+    except RuntimeError as error:
+        for each in (near, far, encrypted):
+            each.close()
+        raise ResourceError(errno.EAGAIN, str(error)) from error
+    return near
 
 
 def _session(

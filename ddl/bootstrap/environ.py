@@ -209,11 +209,6 @@ class Settings:
                     f"{variable}={value} would change sums, which depend only on the number of ranks with "
                     f"deterministic=True or DDL_DETERMINISTIC=1; unset one of the two"
                 )
-        if self.encrypt and self.elastic:
-            raise ConfigError(
-                "DDL_ENCRYPT=1 (ddlrun --encrypt) does not encrypt the state that ranks of an elastic job send to "
-                "those that come (DDL_ELASTIC=1, ddlrun --min-np); leave one of the two out"
-            )
 
 
 def describe(width: int = 100) -> str:

@@ -7,7 +7,6 @@ Long options may have one dash or two, as users of mpirun and of IBM's ddlrun ex
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import secrets
 import shutil
@@ -148,8 +147,7 @@ def parse(argv: Sequence[str], environ: Dict[str, str]) -> RunConfig:
         extra.update(variables_for_jax({**environ, **extra}, in_image=pod_job is not None))
     if given.timeline_mb is not None and given.timeline is None:
         raise ConfigError("--timeline-mb bounds the file of --timeline; say --timeline FILE, or leave it out")
-    settings = Settings.from_environ({**environ, **extra})  # every rank would find the same mistake: find it before
-    dataclasses.replace(settings, elastic=elastic is not None).check()
+    Settings.from_environ({**environ, **extra}).check()  # every rank would find the same mistake: find it once, before
     return RunConfig(
         num_proc=layout.size,
         command=words_of(program, {**environ, **extra}) if pod_job is None else in_image(program),

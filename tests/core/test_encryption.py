@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-import select
-import socket
-import threading
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import numpy as np
 import pytest
 import ranks
+from core.between import Between
 from core.jobs import connected
 
 import ddl
-from ddl import _core
 from ddl._comm import connector
 from ddl.errors import ConfigError, Error, PeerLost
 
@@ -45,50 +42,8 @@ def test_the_results_have_the_same_bits(transport: str) -> None:
     assert encrypted == plain
 
 
-class Between:
-    """Somebody who sits between two ranks: sees what passes on connections that this one makes, and may change it."""
-
-    def __init__(self, change: Callable[[bytes], bytes] = bytes, rail: Optional[int] = None) -> None:
-        """``change``: what passes; ``rail``: on connections of this one only."""
-        self._change = change
-        self._rail = rail
-        self.seen = bytearray()
-
-    def __enter__(self) -> Between:
-        self._connect = connector.connect_data
-        connector.connect_data = self._connect_through  # type: ignore[assignment]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        connector.connect_data = self._connect
-
-    def _connect_through(self, *args: Any) -> socket.socket:
-        there = self._connect(*args)  # the proof, and what the connection is for
-        if self._rail not in (None, args[2]["stream"] // _core.STREAMS):
-            return there
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            near = socket.create_connection(listener.getsockname())
-            here = listener.accept()[0]
-        threading.Thread(target=self._carry, args=(here, there), daemon=True).start()
-        return near
-
-    def _carry(self, here: socket.socket, there: socket.socket) -> None:
-        with here, there:
-            ways = {here: there, there: here}
-            while True:
-                for source in select.select(list(ways), [], [])[0]:
-                    try:
-                        data = source.recv(1 << 16)
-                        self.seen += data
-                        ways[source].sendall(self._change(data))
-                    except OSError:
-                        data = b""
-                    if not data:
-                        return
-
-
 def between(size: int) -> bytes:
-    with Between() as wire:
+    with Between(connector) as wire:
         ddl.init()
         for _ in range(3):
             ddl.allgather(np.tile(MARK, size // MARK.size))
@@ -119,7 +74,7 @@ def flip_late(seen: List[int]) -> Callable[[bytes], bytes]:
 
 def reduce_while_somebody_changes(_: None) -> Tuple[int, str]:
     """Return how many results were right before the error, and the error. None may be wrong."""
-    with Between(flip_late([0])):
+    with Between(connector, flip_late([0])):
         ddl.init()
         x = np.empty(1 << 16, np.float32)
         for number in range(1000):
@@ -144,7 +99,7 @@ def test_who_changes_a_bit_ends_the_job_and_no_sum_is_wrong() -> None:
 def reduce_over_two_good_rails(_: None) -> int:
     """Return how many bytes passed by who sits at the rail; the last of them were changed."""
     passed = [0]
-    with Between(flip_late(passed), rail=1):
+    with Between(connector, flip_late(passed), rail=1):
         ddl.init()
         x = np.empty(1 << 20, np.float32)
         for number in range(20):
@@ -177,13 +132,6 @@ def test_all_ranks_encrypt_or_none() -> None:
         assert said.startswith(f"rank {rank}: ")
         assert "rank 0 " in said and "rank 2 " in said and "encrypted connections, rank 1 " in said
         assert "ddlrun --encrypt" in said and "DDL_ENCRYPT" in said
-
-
-def test_not_where_ranks_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DDL_ENCRYPT", "1")
-    monkeypatch.setenv("DDL_ELASTIC", "1")
-    with pytest.raises(ConfigError, match="does not encrypt the state"):
-        ddl.init()
 
 
 def a_hello_was_changed(_: None) -> str:

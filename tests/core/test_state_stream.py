@@ -11,10 +11,12 @@ from typing import Any, Callable, Iterator, List, Tuple
 import numpy as np
 import pytest
 
+from ddl import _core, clock
 from ddl._comm import state_follower
 from ddl._comm.state_follower import StateFollower
 from ddl._comm.state_source import StateSource
 from ddl._comm.state_stripes import Piece, digests, stripe
+from ddl.bootstrap.encryption import accept_encrypted, connect_encrypted, plain_end
 from ddl.errors import Error
 
 SIZE = 100_003  # bytes, which no number of members divides
@@ -24,7 +26,8 @@ PATIENCE = 60.0
 class Trainer:
     """A member that trains: in each step, it adds the number of the step to all of its state."""
 
-    def __init__(self) -> None:
+    def __init__(self, encrypts: bool) -> None:
+        self.encrypts = encrypts
         self.state = np.arange(SIZE, dtype=np.uint8)
         self.source = StateSource(lambda: SIZE, PATIENCE)
         self.finished = 0
@@ -46,17 +49,18 @@ class Trainer:
 
     def connect(self) -> socket.socket:
         own, theirs = socket.socketpair()
+        about = (b"a secret of the job", {"follows": 7}, clock.now() + PATIENCE)
 
         def serve() -> None:
-            with own:
+            with plain_end(own, accept_encrypted(own, *about)) if self.encrypts else own as plain:
                 try:
-                    self.source.serve(own)
+                    self.source.serve(plain)
                 except (OSError, Error):
                     return  # the newcomer has hung up before it asked for anything
 
         self.threads.append(threading.Thread(target=serve, daemon=True))
         self.threads[-1].start()
-        return theirs
+        return plain_end(theirs, connect_encrypted(theirs, *about)) if self.encrypts else theirs
 
 
 class Newcomer:
@@ -75,9 +79,10 @@ class Newcomer:
         self.steps.append(about["step"])
 
 
-@pytest.fixture
-def trainers() -> Iterator[List[Trainer]]:
-    members = [Trainer() for _ in range(3)]
+@pytest.fixture(params=[False, True], ids=["plain", "encrypted"])
+def trainers(request: pytest.FixtureRequest) -> Iterator[List[Trainer]]:
+    _core.load_openssl("")
+    members = [Trainer(request.param) for _ in range(3)]
     yield members
     for member in members:
         member.source.close()

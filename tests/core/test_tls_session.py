@@ -10,6 +10,8 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Callable, Iterator, List, Tuple
@@ -17,6 +19,7 @@ from typing import Callable, Iterator, List, Tuple
 import pytest
 
 from ddl import _core
+from ddl.bootstrap.encryption import plain_end
 from ddl.errors import PeerLost, ProtocolError
 
 KEY = bytes(range(32))
@@ -66,9 +69,13 @@ class Wire:
 
     def _carry_all(self, over: threading.Event) -> None:
         ways = {self.client_side: self.server_side, self.server_side: self.client_side}
-        while not over.is_set() or select.select(list(ways), [], [], 0.0)[0]:
+        while ways and (not over.is_set() or select.select(list(ways), [], [], 0.0)[0]):
             for source in select.select(list(ways), [], [], 0.01)[0]:
-                ways[source].sendall(source.recv(1 << 16))
+                data = source.recv(1 << 16)
+                if data:
+                    ways[source].sendall(data)
+                else:
+                    ways.pop(source).shutdown(socket.SHUT_WR)
 
     def record(self) -> bytes:
         """Take a record that the client has sent; it does not go on."""
@@ -280,6 +287,73 @@ def test_a_write_that_had_to_wait_goes_on_where_it_was(wire: Wire) -> None:
             while piece := server.read(1 << 16):
                 received += piece
     assert waited > 1 and received == text
+
+
+class Relays:
+    """Both ends of an encrypted connection, as code sees them that knows only sockets."""
+
+    def __init__(self, wire: Wire) -> None:
+        client, server = wire.shake_hands()
+        self.near, self.far = (plain_end(*end) for end in ((wire.client, client), (wire.server, server)))
+        self._wire = wire
+        self._over = threading.Event()
+        self._between = threading.Thread(target=wire._carry_all, args=(self._over,))
+
+    def __enter__(self) -> Relays:
+        self._between.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.near.close()
+        self.far.close()
+        self._over.set()
+        self._between.join()
+
+
+def test_sockets_behind_a_relay_carry_both_ways_at_once(wire: Wire) -> None:
+    texts = [os.urandom(3 << 20), os.urandom(3 << 20)]
+    with Relays(wire) as relays, ThreadPoolExecutor(4) as pool:
+        ends = [relays.near, relays.far]
+        for end, text in zip(ends, texts):
+            pool.submit(end.sendall, text)
+        read = list(pool.map(lambda end: end.recv(3 << 20, socket.MSG_WAITALL), ends))
+    assert read == texts[::-1]
+
+
+def test_what_was_written_before_the_end_still_comes(wire: Wire) -> None:
+    text = os.urandom(1 << 20)
+    with Relays(wire) as relays:
+        relays.near.sendall(text)
+        relays.near.close()
+        assert relays.far.recv(len(text), socket.MSG_WAITALL) == text
+        assert relays.far.recv(1) == b""
+
+
+def test_a_relay_says_why_it_has_ended(wire: Wire) -> None:
+    client, server = wire.shake_hands()
+    near, far = socket.socketpair()
+    with near, far:
+        client.write(b"a part of the state")
+        wire.server_side.sendall(flipped([wire.record()]))
+        assert "somebody on the way has changed it" in _core.relay(server, wire.server.fileno(), far.fileno())
+        near.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            near.recv(1)
+
+
+@pytest.mark.slow
+def test_a_relay_does_not_wait_for_ever_for_one_who_takes_nothing(wire: Wire) -> None:
+    client, _ = wire.shake_hands()
+    refused = 0
+    while refused < 50:  # until the kernel takes no more, and does not hand on what it has taken
+        refused = 0 if client.write(bytes(16 << 10)) else refused + 1
+        time.sleep(0.01 if refused else 0.0)
+    near, far = socket.socketpair()
+    with far:
+        near.sendall(b"what nobody will read")
+        near.close()
+        assert _core.relay(client, wire.client.fileno(), far.fileno()) == ""
+        assert far.recv(100, socket.MSG_DONTWAIT) == b"what nobody will read"  # it was not even begun
 
 
 @pytest.mark.parametrize(

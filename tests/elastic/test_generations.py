@@ -156,8 +156,9 @@ def test_two_join_and_no_step_is_made_twice() -> None:
     assert [answer["errors"] for answer in answers] == [[]] * 4
 
 
-def test_a_rank_joins_in_place_of_one_that_was_killed() -> None:
-    with ElasticJob(3, train) as job:
+@pytest.mark.parametrize("encrypt", ["0", "1"])
+def test_a_rank_joins_in_place_of_one_that_was_killed(encrypt: str) -> None:
+    with ElasticJob(3, train, env={"DDL_ENCRYPT": encrypt, "DDL_SHM": "0"}) as job:
         job.wait_until(5)
         job.lose(1)
         job.gain(steps=5)

@@ -6,15 +6,17 @@ import itertools
 import os
 import time
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Callable, Dict
 
 import pytest
 import torch
+from core.between import Between
 from elastic import elastic_job, pace
 from elastic.elastic_job import ElasticJob
 
 import ddl
 import ddl_torch
+from ddl._comm import elastic as members
 
 WIDTH = 1100
 
@@ -74,9 +76,16 @@ def check(answers: Dict[int, Dict[str, Any]]) -> None:
 STATE = 3 * 4 * (WIDTH * WIDTH + 4 * WIDTH + 1)  # bytes of weights, and of what Adam keeps of them
 
 
-def with_newcomer(size: int, weights_change_otherwise: bool) -> Dict[int, Dict[str, Any]]:
+def train_and_look() -> Dict[str, Any]:
+    """Train, and look at what passes between this rank, if it joins, and those that give it the state."""
+    with Between(members) as wire:
+        answer = train(False)
+    return {**answer, "passed": len(wire.seen), "readable": b"snapshot" in wire.seen}
+
+
+def with_newcomer(size: int, function: Callable[..., Any], *args: Any, **env: str) -> Dict[int, Dict[str, Any]]:
     """Let a rank join ``size`` others; return the answers of all."""
-    with ElasticJob(size, train, weights_change_otherwise) as job:
+    with ElasticJob(size, function, *args, env=env) as job:
         job.wait_until(10)
         job.gain()
         answers = pace.finish(job)
@@ -85,16 +94,18 @@ def with_newcomer(size: int, weights_change_otherwise: bool) -> Dict[int, Dict[s
 
 
 @pytest.mark.slow
-def test_the_state_comes_while_the_others_train() -> None:
-    answers = with_newcomer(3, False)
+@pytest.mark.parametrize("encrypt", ["0", "1"])
+def test_the_state_comes_while_the_others_train(encrypt: str) -> None:
+    answers = with_newcomer(3, train_and_look, DDL_ENCRYPT=encrypt)
     assert [answers[i]["bytes_followed"] for i in range(3)] == [0, 0, 0]
-    assert answers[3]["bytes_followed"] > STATE
+    assert answers[3]["passed"] > answers[3]["bytes_followed"] > STATE
+    assert answers[3]["readable"] == (encrypt == "0")
 
 
 @pytest.mark.slow
 def test_weights_that_change_beside_the_optimizer_are_noticed() -> None:
     """The digests differ, so the newcomer gets all of the state between two steps."""
-    answers = with_newcomer(2, True)
+    answers = with_newcomer(2, train, True)
     assert len(answers) == 3 and answers[2]["bytes_followed"] == 0
 
 

@@ -40,7 +40,9 @@ bool TlsEndpoint::seal(const iovec* parts, int n) {
 }
 
 size_t TlsEndpoint::write(const iovec* parts, int n) {
-  while (session_->sealed() < kSentAtOnce && seal(parts, n)) continue;
+  if (session_->sealed() == 0) {  // else those records go first, and then count as written
+    while (session_->sealed() < kSentAtOnce && seal(parts, n)) continue;
+  }
   if (sealed_ == 0) return 0;
   switch (session_->send()) {
     case TlsSession::Moved::kSome:
