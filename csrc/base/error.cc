@@ -40,10 +40,16 @@ ErrorKind error_kind(const std::string& text) {
   return ErrorKind::kInternalError;
 }
 
+bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
+
+std::string text_of_errno(int code) {
+  std::array<char, 128> text{};
+  return strerror_r(code, text.data(), text.size());
+}
+
 void throw_errno(const std::string& call, const std::string& remedy) {
   const int code = errno;
-  std::array<char, 128> text{};
-  std::string message = call + " failed: " + strerror_r(code, text.data(), text.size());
+  std::string message = call + " failed: " + text_of_errno(code);
   message += " (errno " + std::to_string(code) + ")";
   if (!remedy.empty()) message += "; " + remedy;
   throw Error(ErrorKind::kResourceError, message);

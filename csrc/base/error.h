@@ -48,6 +48,10 @@ class LostPeer : public std::runtime_error {
   int peer_;
 };
 
+// Of errno, after a call on a descriptor that does not block: whether the same call may work later.
+bool would_block();
+// What `code`, of errno, means.
+std::string text_of_errno(int code);
 // Throws kResourceError with the call, the text of errno, and what to do about it.
 [[noreturn]] void throw_errno(const std::string& call, const std::string& remedy = "");
 

@@ -4,10 +4,10 @@
 #include <sys/socket.h>
 
 #include <array>
-#include <cerrno>
 #include <cstddef>
 
 #include "base/clock.h"
+#include "base/error.h"
 #include "tls/session.h"
 
 namespace ddl {
@@ -61,6 +61,7 @@ class Relay {
 
   // What was written to the plain socket goes out.
   bool outward() {
+    if (!ended_.empty()) return false;
     bool some = false;
     if (next_ == filled_ && session_->sealed() == 0 && !plain_closed_) {
       const ssize_t got = ::recv(plain_, out_.data(), out_.size(), MSG_DONTWAIT);
@@ -87,17 +88,16 @@ class Relay {
 
   void wait() {
     std::array<pollfd, 2> waited{{{encrypted_, 0, 0}, {plain_, 0, 0}}};
-    if (done_ == have_) waited[0].events |= POLLIN;
-    if (session_->sealed() > 0) waited[0].events |= POLLOUT;
+    const bool open = ended_.empty(), full = session_->sealed() > 0;
+    if (open && done_ == have_) waited[0].events |= POLLIN;
+    if (open && full) waited[0].events |= POLLOUT;
     if (done_ < have_) waited[1].events |= POLLOUT;
-    if (session_->sealed() == 0) waited[1].events |= POLLIN;
+    if (open && !full) waited[1].events |= POLLIN;
     // Of a socket that is not asked for anything, poll would tell at once, again and again, that it was closed.
     if (waited[0].events == 0) waited[0].fd = -1;
-    if (plain_closed_ || (left_ && session_->sealed() > 0)) waited[1].fd = -1;
+    if (plain_closed_ || (left_ && full)) waited[1].fd = -1;
     if (::poll(waited.data(), waited.size(), 1000) > 0) left_ |= (waited[1].revents & POLLHUP) != 0;
   }
-
-  static bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
   TlsSession* const session_;
   const int encrypted_, plain_;

@@ -26,13 +26,6 @@ constexpr unsigned char kSuiteNumber[] = {0x13, 0x01};
 constexpr unsigned char kIdentity[] = {'d', 'd', 'l', '-', '1'};
 constexpr size_t kReadBuffer = 128 << 10;  // bytes that one call of the kernel may bring
 
-bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
-
-std::string text_of(int error) {
-  std::array<char, 128> text{};
-  return strerror_r(error, text.data(), text.size());
-}
-
 }  // namespace
 
 struct TlsSession::Wire {
@@ -143,7 +136,7 @@ TlsSession::Moved TlsSession::outcome(int returned) {
   const char* const text = open.ERR_reason_error_string(open.ERR_get_error());
   open.ERR_clear_error();
   if (wire_closed_ || error == kZeroReturn) return end("connection closed by the peer");
-  if (error == kSystemCall && wire_error_ != 0) return end(text_of(wire_error_));
+  if (error == kSystemCall && wire_error_ != 0) return end(text_of_errno(wire_error_));
   const bool first = reason_.empty();
   end(std::string("the encrypted connection is broken, or somebody on the way has changed it (OpenSSL: ") +
       (text != nullptr ? text : "no reason") + ")");
@@ -161,7 +154,7 @@ TlsSession::Moved TlsSession::send() {
   while (sealed() > 0) {
     const ssize_t moved = ::send(fd_, out_.data() + sent_, sealed(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (moved < 0 && would_block()) return Moved::kNone;
-    if (moved < 0) return end(text_of(errno));
+    if (moved < 0) return end(text_of_errno(errno));
     sent_ += static_cast<size_t>(moved);
   }
   out_.clear();

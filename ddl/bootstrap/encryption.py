@@ -6,7 +6,6 @@ says is part of the key: if somebody on the way has changed it, the two ends do 
 
 from __future__ import annotations
 
-import errno
 import hmac
 import json
 import logging
@@ -15,7 +14,7 @@ import threading
 from typing import Any, Dict
 
 from ddl import _core, clock
-from ddl.errors import ResourceError
+from ddl.net.shortage import threads_for
 
 __all__ = ["accept_encrypted", "connect_encrypted", "plain_end"]
 
@@ -52,11 +51,12 @@ def plain_end(sock: socket.socket, session: _core.TlsSession) -> socket.socket:
             log.info("a connection for the state of the job has ended: %s", why)
 
     try:
-        threading.Thread(target=carry, name="ddl-encrypt", daemon=True).start()
-    except RuntimeError as error:
+        with threads_for("the state of the job cannot be encrypted"):
+            threading.Thread(target=carry, name="ddl-encrypt", daemon=True).start()
+    except BaseException:
         for each in (near, far, encrypted):
             each.close()
-        raise ResourceError(errno.EAGAIN, str(error)) from error
+        raise
     return near
 
 

@@ -7,6 +7,7 @@ import os
 import select
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 import threading
@@ -339,6 +340,37 @@ def test_a_relay_says_why_it_has_ended(wire: Wire) -> None:
         near.setblocking(False)
         with pytest.raises(BlockingIOError):
             near.recv(1)
+
+
+def test_a_relay_whose_other_end_is_gone_sleeps_until_its_reader_comes(wire: Wire) -> None:
+    client, server = wire.shake_hands()
+    near, far = socket.socketpair()
+    far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    text = os.urandom(64 << 10)
+    sent, used = 0, [0.0]
+
+    def carry() -> None:
+        _core.relay(server, wire.server.fileno(), far.fileno())
+        used[0] = time.thread_time()
+        far.close()
+
+    thread = threading.Thread(target=carry)
+    thread.start()
+    with near:
+        near.sendall(b"an answer that nobody takes")
+        while sent < len(text):
+            sent += client.write(text[sent : sent + (16 << 10)])
+            wire.server_side.sendall(wire.record())
+        wire.server_side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        wire.server_side.close()  # a reset
+        time.sleep(1.0)
+        near.sendall(b"more of it")
+        time.sleep(1.0)
+        read = b""
+        while piece := near.recv(1 << 16):
+            read += piece
+        thread.join()
+    assert text.startswith(read) and used[0] < 0.5  # a reset may take what had not been read
 
 
 @pytest.mark.slow

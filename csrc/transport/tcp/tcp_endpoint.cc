@@ -7,9 +7,7 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
-#include <array>
 #include <cerrno>
-#include <cstring>
 #include <string>
 
 #include "base/error.h"
@@ -21,11 +19,8 @@ namespace {
 constexpr int kStuck = 2;  // times that the kernel has sent again what was not acknowledged
 
 [[noreturn]] void throw_lost(int peer, const char* doing) {
-  std::array<char, 128> text{};
-  throw LostPeer(peer, std::string(strerror_r(errno, text.data(), text.size())) + " while " + doing);
+  throw LostPeer(peer, text_of_errno(errno) + " while " + doing);
 }
-
-bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
 }  // namespace
 
