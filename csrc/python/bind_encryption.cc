@@ -7,6 +7,7 @@
 #include <string>
 
 #include "python/bindings.h"
+#include "python/gil.h"
 #include "tls/relay.h"
 #include "tls/session.h"
 
@@ -59,11 +60,20 @@ void bind_encryption(py::module_& m) {
             return py::bytes(text.data(), done);
           },
           py::arg("bytes"), "Read what has come, up to so many bytes, without waiting. For tests.");
-  m.def("relay", &relay, py::arg("session"), py::arg("encrypted"), py::arg("plain"),
-        py::call_guard<py::gil_scoped_release>(),
-        "Carry bytes between the session, on the descriptor `encrypted`, and the socket `plain`, until one ends. "
-        "Returns "
-        "why the session has ended; empty: `plain` was closed.");
+  m.def(
+      "relay",
+      [](TlsSession* session, int encrypted, int plain) {
+        // Not by gil_scoped_release, which ends the process where a thread comes back while the interpreter ends.
+        GilCaller caller;
+        caller.let_go();
+        const std::string why = relay(session, encrypted, plain);
+        caller.finish();
+        return why;
+      },
+      py::arg("session"), py::arg("encrypted"), py::arg("plain"),
+      "Carry bytes between the session, on the descriptor `encrypted`, and the socket `plain`, until one ends. "
+      "Returns "
+      "why the session has ended; empty: `plain` was closed.");
   m.def("load_openssl", &OpenSsl::load, py::arg("path"),
         "Load what encrypts, once; empty: the libssl that Python uses. ResourceError says what is missing.");
 }

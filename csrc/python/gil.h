@@ -5,6 +5,8 @@
 
 #include <pybind11/pybind11.h>
 
+#include <utility>
+
 #include "engine/lane.h"
 
 namespace ddl {
@@ -35,9 +37,9 @@ class GilCaller final : public Caller {
 
  private:
   void take_back() {
-    if (released_ == nullptr) return;
-    PyEval_RestoreThread(released_);
-    released_ = nullptr;
+    // Where the interpreter ends, a thread that is not the main one never comes back from this call: it is unwound
+    // from there, and the destructor must not try again.
+    if (released_ != nullptr) PyEval_RestoreThread(std::exchange(released_, nullptr));
   }
 
   const bool sleeps_;

@@ -388,6 +388,39 @@ def test_a_relay_does_not_wait_for_ever_for_one_who_takes_nothing(wire: Wire) ->
         assert far.recv(100, socket.MSG_DONTWAIT) == b"what nobody will read"  # it was not even begun
 
 
+#: The other end of what a daemon thread carries is closed when the interpreter ends already.
+ENDS_LATE = """
+import socket, sys, threading, time
+from ddl import _core
+ends, plain = socket.socketpair(), socket.socketpair()
+sessions = [None, None]
+
+def shake(which):
+    sessions[which] = _core.TlsSession(ends[which].fileno(), which == 1, bytes(32), 60.0)
+
+threads = [threading.Thread(target=shake, args=(which,)) for which in (0, 1)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+
+class Last:
+    def __init__(self, close=plain[0].close, sleep=time.sleep):
+        self.close, self.sleep = close, sleep
+    def __del__(self):
+        self.close()
+        self.sleep(0.5)  # while the interpreter ends, the thread comes back
+
+threading.Thread(target=_core.relay, args=(sessions[1], ends[1].fileno(), plain[1].fileno()), daemon=True).start()
+sys.last = Last()
+"""
+
+
+def test_a_relay_may_end_while_the_interpreter_ends() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDS_LATE], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("path", "words"),
     [("/nowhere/libssl.so", "DDL_OPENSSL=/nowhere/libssl.so: "), ("libm.so.6", "has no TLS_method")],
