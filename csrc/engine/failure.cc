@@ -69,12 +69,13 @@ void Failure::ask_who_has_left(const Report& report) {
   if (agent_.load()) post(report);
 }
 
-void Failure::note_rail(int peer, int rail, bool works) {
+void Failure::note_rail(int peer, int rail, bool works, const std::string& why) {
   Report report;
   report.type = Report::Type::kRail;
   report.peer = peer;
   report.rail = rail;
   report.works = works;
+  report.reason = why;
   const Lock lock(mutex_);
   if (agent_.load()) post(report);
 }

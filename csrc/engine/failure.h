@@ -63,8 +63,9 @@ class Failure {
   void question(const Report& report, const std::string& operation);
   // Asks the agent which ranks have left: this one waits for a message from any. Changes nothing here.
   void ask_who_has_left(const Report& report);
-  // A stream to the peer goes over this rail again (`works`), or does not any more. Changes nothing here.
-  void note_rail(int peer, int rail, bool works);
+  // A stream to the peer goes over this rail again (`works`), or does not any more (`why`: its connection has ended
+  // so; empty: it is silent). Changes nothing here.
+  void note_rail(int peer, int rail, bool works, const std::string& why);
   // The verdict, from the agent or from this rank (`tell`: the agent is told). Only the first counts. `operation`:
   // what was under way, unless this rank had asked about, or suspected, another.
   void fail(ErrorKind kind, int culprit, const std::string& reason, const std::string& operation, bool tell);

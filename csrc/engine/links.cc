@@ -56,7 +56,9 @@ Link* Links::link(const Key& key) {
 void Links::add_rail(const Key& key, int number, std::unique_ptr<MeasuredEndpoint> rail) {
   Rails*& rails = over_rails_[key];
   if (rails == nullptr) {
-    const auto tell = [this, peer = key.first](int which, bool works) { failure_->note_rail(peer, which, works); };
+    const auto tell = [this, peer = key.first](int which, bool works, const std::string& why) {
+      failure_->note_rail(peer, which, works, why);
+    };
     auto endpoint = make_rails(key.first, static_cast<size_t>(rails_), tell);
     rails = endpoint.get();
     link(key)->add(std::move(endpoint));

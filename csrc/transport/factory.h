@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "base/unique_fd.h"
 #include "memory/peer_memory.h"
@@ -26,8 +27,8 @@ class Rails : public Endpoint {
   virtual void add(int number, std::unique_ptr<MeasuredEndpoint> rail) = 0;
 };
 // Takes the number of a rail that nothing goes over any more, while others are well (`works`: over which it goes
-// again).
-using RailNews = std::function<void(int number, bool works)>;
+// again). `why` its connection has ended; empty: it is silent.
+using RailNews = std::function<void(int number, bool works, const std::string& why)>;
 // `rails`: how many there will be. `tell` is called by the thread that drives the stream.
 std::unique_ptr<Rails> make_rails(int peer, size_t rails, RailNews tell);
 

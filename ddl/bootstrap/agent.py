@@ -292,7 +292,7 @@ class Agent:
                 return
             culprit = member.ranks[report.peer] if 0 <= report.peer < len(member.ranks) else -1
             if report.type == "rail":
-                self._rails.take(member.number, culprit, report.rail, report.works)
+                self._rails.take(member.number, culprit, report.rail, report.works, report.reason)
                 continue
             if report.type == "failed":
                 self._watch.send(own_failure(member, report, culprit))

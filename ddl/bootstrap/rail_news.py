@@ -31,8 +31,11 @@ class RailNews:
         self._ends_of = ends_of
         self._given_up: Dict[Tuple[str, str], Counter[int]] = {}  # streams of each communicator, by addresses
 
-    def take(self, comm: int, peer: int, rail: int, works: bool) -> None:
-        """A stream of communicator ``comm`` to process ``peer`` has given up a rail, or uses it again."""
+    def take(self, comm: int, peer: int, rail: int, works: bool, why: str = "") -> None:
+        """A stream of communicator ``comm`` to process ``peer`` has given up a rail, or uses it again.
+
+        ``why``: so its connection has ended; empty: it is silent.
+        """
         ends = self._ends_of(peer, rail)
         streams = self._given_up.setdefault(ends[1:], Counter())
         given_up_before = any(streams.values())
@@ -40,9 +43,9 @@ class RailNews:
         given_up = any(streams.values())
         if given_up and not given_up_before:
             log.warning(
-                "rank %d: the rail from %s to %s (%s) is silent or closed, and the job goes on over the others; look "
-                "at the cables and ports of that rail",
-                *(self._rank, ends.own_address, ends.address, ends.peer),
+                "rank %d: the rail from %s to %s (%s) is %s, and the job goes on over the others; look at the cables "
+                "and ports of that rail",
+                *(self._rank, ends.own_address, ends.address, ends.peer, f"closed: {why}" if why else "silent"),
             )
         elif given_up_before and not given_up:
             log.warning("rank %d: the rail from %s to %s works again", self._rank, ends.own_address, ends.address)

@@ -9,7 +9,7 @@ import pytest
 
 from ddl.bootstrap.rail_news import RailEnds, RailNews
 
-SILENT = "rank 2: the rail from a{rail} to b{rail} (rank 5) is silent or closed, and the job goes on over the others"
+SILENT = "rank 2: the rail from a{rail} to b{rail} (rank 5) is silent, and the job goes on over the others"
 AGAIN = "rank 2: the rail from a{rail} to b{rail} works again"
 
 
@@ -39,6 +39,12 @@ def test_each_rail_is_told_once(news: RailNews, caplog: pytest.LogCaptureFixture
     assert told(caplog) == [AGAIN.format(rail=0)]
     news.take(1, 5, 0, False)
     assert told(caplog) == [SILENT.format(rail=0)]
+
+
+def test_why_a_rail_is_closed_is_told(news: RailNews, caplog: pytest.LogCaptureFixture) -> None:
+    news.take(1, 5, 0, False, "Connection reset by peer while receiving")
+    news.take(7, 5, 0, False)
+    assert told(caplog) == [SILENT.format(rail=0).replace("silent", "closed: Connection reset by peer while receiving")]
 
 
 def test_what_a_communicator_knew_ends_with_it(news: RailNews, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,13 +6,14 @@
 
 namespace ddl {
 
-void Rail::end() {
-  stop_sending();
+void Rail::end(const std::string& why) {
+  stop_sending(why);
   endpoint_.reset();
   suspect_ = false;
 }
 
-void Rail::stop_sending() {
+void Rail::stop_sending(const std::string& why) {
+  if (why_.empty()) why_ = why;
   mute_ = true;
   out_.clear();
 }

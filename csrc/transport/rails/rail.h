@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -23,14 +24,14 @@ class Rail {
   // Reading throws LostPeer at the end of what the other side has sent: then call `end`. Writing throws it as soon as
   // that side takes no more: then call `stop_sending`, because bytes that it sent before may still be here.
   bool ended() const { return endpoint_ == nullptr; }
-  void end();
+  void end(const std::string& why);
   void poll_fds(Polled* fds, bool writing) const { endpoint_->poll_fds(fds, true, writing); }
 
   // --- out ---
   // Whether a frame may be given to it.
   bool usable() const { return !ended() && !mute_ && !suspect_; }
   bool mute() const { return mute_; }
-  void stop_sending();
+  void stop_sending(const std::string& why);
   bool sending() const { return !out_.done(); }
   // Begins a frame: number `frame` of the stream, or one without bytes.
   void begin(uint64_t frame, const FrameHeader& header, const std::vector<iovec>& parts);
@@ -69,6 +70,8 @@ class Rail {
   // one after the other.
   bool changed(Nanoseconds now);
   bool works() const { return works_; }
+  // Why the connection has ended; empty: it has not, it may be silent.
+  const std::string& why() const { return why_; }
 
  private:
   static constexpr Nanoseconds kEndIsCertain = 500 * kMillisecond;
@@ -77,6 +80,7 @@ class Rail {
   std::unique_ptr<MeasuredEndpoint> endpoint_;
   bool suspect_ = false;
   bool mute_ = false;
+  std::string why_;
   bool works_ = true;          // as `changed` saw it last
   Nanoseconds mute_seen_ = 0;  // when `changed` first saw that it is mute
 

@@ -152,7 +152,7 @@ bool RailsEndpoint::flush() {
       } catch (const LostPeer& lost) {
         // The peer may have closed. What it sent before is still to be read.
         reason_ = lost.what();
-        rail->stop_sending();
+        rail->stop_sending(reason_);
         take_back(rail.get());
         again = true;
       }
@@ -195,7 +195,7 @@ void RailsEndpoint::take_back(const Rail* rail) {
 
 void RailsEndpoint::lose(Rail* rail, const LostPeer& why) {
   reason_ = why.what();
-  rail->end();
+  rail->end(reason_);
   take_back(rail);
 }
 
@@ -207,7 +207,7 @@ void RailsEndpoint::look_after() {
   for (const auto& rail : rails_) {
     const bool before = rail->suspect();
     if (!rail->mute() && rail->look_after() && !before) take_back(rail.get());
-    if (rail->changed(now)) tell_(rail->number(), rail->works());
+    if (rail->changed(now)) tell_(rail->number(), rail->works(), rail->why());
     if (rail->mute()) continue;
     if (rail->rate() > 0 && (slowest == 0 || rail->rate() < slowest)) slowest = rail->rate();
   }
@@ -262,8 +262,8 @@ bool RailsEndpoint::finished() {
 }
 
 void RailsEndpoint::abandon() {
-  for (const auto& rail : rails_) rail->end();
   reason_ = "the communicator has failed";
+  for (const auto& rail : rails_) rail->end(reason_);
   frames_.clear();
   next_ = frames_.end();
   again_.clear();
