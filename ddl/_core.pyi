@@ -33,16 +33,30 @@ class PeerMemory:
 class TlsSession:
     """One end of an encrypted connection, on a descriptor that must outlive it. Of one thread at a time."""
 
-    def __init__(self, fd: int, server: bool, key: bytes, seconds: float, key_lasts: int = 1 << 36) -> None:
-        """Shake hands with the other end, which has the same ``key`` of 32 bytes. Blocking.
+    def __init__(self, fd: int, server: bool, key: bytes, read_ahead: bool, key_lasts: int = 1 << 36) -> None:
+        """Take a ``key`` of 32 bytes, which the other end has, too. ``server``: this end has accepted the connection.
 
-        ``ProtocolError`` if that fails, or takes longer than so many seconds. ``key_lasts``: bytes written, after which
-        both go on with a new key.
+        ``read_ahead``: take all that has come from the kernel at once, for much data; then the descriptor does not know
+        of all that can be read. ``key_lasts``: bytes written, after which there is a new key.
+        """
+    def shake_hands(self) -> bool:
+        """Agree with the other end, first of all, as far as that goes without waiting; return whether it is done.
+
+        ``ProtocolError`` if it fails.
         """
     def write(self, data: bytes) -> int:
-        """Send what waits, then a record; return how many bytes of data it takes (0: others wait). For tests."""
+        """Send what waits, then a record; return how many bytes of data it takes (0: others wait). ``PeerLost``."""
     def read(self, bytes: int) -> bytes:
-        """Read what has come, up to so many bytes, without waiting. ``PeerLost`` at the end. For tests."""
+        """Read what has come, up to so many bytes, without waiting. ``PeerLost`` if it has ended."""
+    @property
+    def unsent(self) -> bool:
+        """Whether something that was written waits until the kernel takes more; any write sends it."""
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended as connections of processes do that end."""
+    @property
+    def error(self) -> int:
+        """The errno by which the kernel has ended it; 0: it has not."""
 
 class Pieces:
     def __init__(self, flat: Any, numbers: Sequence[int], counts: Sequence[int]) -> None: ...

@@ -1,4 +1,4 @@
-// Binds the encryption of data connections.
+// Binds the encryption of connections.
 
 #include <pybind11/pybind11.h>
 
@@ -17,14 +17,11 @@ namespace ddl {
 
 namespace {
 
-std::shared_ptr<TlsSession> shaken(int fd, bool server, const std::string& key, double seconds, uint64_t key_lasts) {
+std::shared_ptr<TlsSession> on(int fd, bool server, const std::string& key, bool read_ahead, uint64_t key_lasts) {
   TlsSession::Key fixed{};
-  if (key.size() != fixed.size()) throw py::value_error("a key of a data connection has 32 bytes");
+  if (key.size() != fixed.size()) throw py::value_error("a key of a connection has 32 bytes");
   std::copy(key.begin(), key.end(), fixed.begin());
-  const py::gil_scoped_release released;
-  auto session = std::make_shared<TlsSession>(fd, server, fixed, key_lasts);
-  session->shake_hands(now_ns() + static_cast<Nanoseconds>(seconds * kSecond));
-  return session;
+  return std::make_shared<TlsSession>(fd, server, fixed, read_ahead, key_lasts);
 }
 
 [[noreturn]] void lost(const TlsSession& session) { throw Error(ErrorKind::kPeerLost, session.reason()); }
@@ -35,9 +32,18 @@ void bind_encryption(py::module_& m) {
   py::class_<TlsSession, std::shared_ptr<TlsSession>>(
       m, "TlsSession",
       "One end of an encrypted connection, on a descriptor that must outlive it. Of one thread at once.")
-      .def(py::init(&shaken), py::arg("fd"), py::arg("server"), py::arg("key"), py::arg("seconds"),
+      .def(py::init(&on), py::arg("fd"), py::arg("server"), py::arg("key"), py::arg("read_ahead"),
            py::arg("key_lasts") = TlsSession::kKeyLasts,
-           "Shakes hands with the other end. ProtocolError if that fails, or takes longer than so many seconds.")
+           "`read_ahead`: for much data; but then the descriptor does not know of all that can be read.")
+      .def("shake_hands", &TlsSession::shake_hands,
+           "Agree with the other end as far as that goes without waiting; return whether it is done. ProtocolError.")
+      .def_property_readonly(
+          "unsent", [](const TlsSession& session) { return session.sealed() > 0; },
+          "Whether something that was written waits until the kernel takes more; any write sends it.")
+      .def_property_readonly("closed", &TlsSession::closed,
+                             "Whether it has ended as connections of processes do that end.")
+      .def_property_readonly("error", &TlsSession::error,
+                             "The errno by which the kernel has ended it; 0: it has not.")
       .def(
           "write",
           [](TlsSession& session, const py::bytes& data) {
@@ -50,7 +56,7 @@ void bind_encryption(py::module_& m) {
             return done;
           },
           py::arg("data"),
-          "Send what waits, then a record; return how many bytes of data it takes (0: others wait). For tests.")
+          "Send what waits, then a record; return how many bytes of data it takes (0: others wait). PeerLost.")
       .def(
           "read",
           [](TlsSession& session, size_t bytes) {
@@ -59,7 +65,7 @@ void bind_encryption(py::module_& m) {
             if (session.read(&text[0], bytes, &done) == TlsSession::Moved::kEnded) lost(session);
             return py::bytes(text.data(), done);
           },
-          py::arg("bytes"), "Read what has come, up to so many bytes, without waiting. For tests.");
+          py::arg("bytes"), "Read what has come, up to so many bytes, without waiting. PeerLost if it has ended.");
   m.def(
       "relay",
       [](TlsSession* session, int encrypted, int plain) {

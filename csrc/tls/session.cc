@@ -1,9 +1,8 @@
 #include "tls/session.h"
 
-#include <poll.h>
 #include <sys/socket.h>
 
-#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 
@@ -17,6 +16,7 @@ namespace {
 constexpr int kTls13 = 0x0304, kWantRead = 2, kSystemCall = 5, kZeroReturn = 6;
 constexpr int kSetMode = 33, kSetReadAhead = 41, kSetLeastVersion = 123, kSetMostVersion = 124;
 constexpr long kPartialWrite = 1;
+constexpr long kReleaseBuffers = 0x10;  // while there is nothing in them: a job's store has a thousand connections
 constexpr int kBioType = 0x0400, kRetryRead = 0x01 | 0x08, kBioFlush = 11;
 constexpr int kKeyUpdateNotRequested = 0, kVerifyPeer = 1;
 
@@ -78,15 +78,17 @@ struct TlsSession::Wire {
   static long control(Bio*, int command, long, void*) { return command == kBioFlush ? 1 : 0; }
 
   // --- what all connections share; never freed ---
-  static SslContext* make_context() {
+  static SslContext* make_context(bool read_ahead) {
     const OpenSsl& open = OpenSsl::get();
     SslContext* const context = open.SSL_CTX_new(open.TLS_method());
     if (context == nullptr) throw Error(ErrorKind::kResourceError, "encryption: OpenSSL could not be set up");
     open.SSL_CTX_ctrl(context, kSetLeastVersion, kTls13, nullptr);
     open.SSL_CTX_ctrl(context, kSetMostVersion, kTls13, nullptr);
-    open.SSL_CTX_ctrl(context, kSetMode, kPartialWrite, nullptr);
-    open.SSL_CTX_ctrl(context, kSetReadAhead, 1, nullptr);
-    open.SSL_CTX_set_default_read_buffer_len(context, kReadBuffer);
+    open.SSL_CTX_ctrl(context, kSetMode, kPartialWrite | (read_ahead ? 0 : kReleaseBuffers), nullptr);
+    if (read_ahead) {
+      open.SSL_CTX_ctrl(context, kSetReadAhead, 1, nullptr);
+      open.SSL_CTX_set_default_read_buffer_len(context, kReadBuffer);
+    }
     open.SSL_CTX_set_num_tickets(context, 0);
     if (open.SSL_CTX_set_ciphersuites(context, kSuite) != 1) {
       throw Error(ErrorKind::kResourceError, std::string("encryption: this OpenSSL does not have ") + kSuite);
@@ -106,12 +108,12 @@ struct TlsSession::Wire {
   }
 };
 
-TlsSession::TlsSession(int fd, bool server, const Key& key, uint64_t key_lasts)
+TlsSession::TlsSession(int fd, bool server, const Key& key, bool read_ahead, uint64_t key_lasts)
     : fd_(fd), key_(key), key_lasts_(key_lasts) {
   const OpenSsl& open = OpenSsl::get();
-  static SslContext* const context = Wire::make_context();
+  static std::array<SslContext*, 2> const contexts = {Wire::make_context(false), Wire::make_context(true)};
   static BioMethod* const method = Wire::make_method();
-  ssl_ = open.SSL_new(context);
+  ssl_ = open.SSL_new(contexts[read_ahead ? 1 : 0]);
   Bio* const bio = ssl_ != nullptr ? open.BIO_new(method) : nullptr;
   if (bio == nullptr) {
     open.SSL_free(ssl_);
@@ -135,8 +137,11 @@ TlsSession::Moved TlsSession::outcome(int returned) {
   if (error == kWantRead) return Moved::kNone;
   const char* const text = open.ERR_reason_error_string(open.ERR_get_error());
   open.ERR_clear_error();
-  if (wire_closed_ || error == kZeroReturn) return end("connection closed by the peer");
-  if (error == kSystemCall && wire_error_ != 0) return end(text_of_errno(wire_error_));
+  if (wire_closed_ || error == kZeroReturn) {
+    if (reason_.empty()) closed_ = true;
+    return end("connection closed by the peer");
+  }
+  if (error == kSystemCall && wire_error_ != 0) return end_by(wire_error_);
   const bool first = reason_.empty();
   end(std::string("the encrypted connection is broken, or somebody on the way has changed it (OpenSSL: ") +
       (text != nullptr ? text : "no reason") + ")");
@@ -150,11 +155,16 @@ TlsSession::Moved TlsSession::end(const std::string& reason) {
   return Moved::kEnded;
 }
 
+TlsSession::Moved TlsSession::end_by(int error) {
+  if (reason_.empty()) error_ = error;
+  return end(text_of_errno(error));
+}
+
 TlsSession::Moved TlsSession::send() {
   while (sealed() > 0) {
     const ssize_t moved = ::send(fd_, out_.data() + sent_, sealed(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (moved < 0 && would_block()) return Moved::kNone;
-    if (moved < 0) return end(text_of_errno(errno));
+    if (moved < 0) return end_by(errno);
     sent_ += static_cast<size_t>(moved);
   }
   out_.clear();
@@ -162,26 +172,17 @@ TlsSession::Moved TlsSession::send() {
   return Moved::kSome;
 }
 
-void TlsSession::shake_hands(Nanoseconds deadline) {
+bool TlsSession::shake_hands() {
   const OpenSsl& open = OpenSsl::get();
-  while (true) {
-    open.ERR_clear_error();
-    const int returned = open.SSL_do_handshake(ssl_);
-    if (returned != 1 && outcome(returned) == Moved::kEnded) throw Error(ErrorKind::kProtocolError, reason_);
-    const Moved sent = send();
-    if (sent == Moved::kEnded) throw Error(ErrorKind::kProtocolError, reason_);
-    const bool writing = sent == Moved::kNone;
-    if (returned == 1 && open.SSL_session_reused(ssl_) != 1) {
-      throw Error(ErrorKind::kProtocolError, "the other end does not know the key of this connection");
-    }
-    if (returned == 1 && !writing) return;
-    const Nanoseconds left = deadline - now_ns();
-    pollfd waited{fd_, static_cast<short>(writing ? POLLOUT : POLLIN), 0};
-    if (left <= 0 || ::poll(&waited, 1, static_cast<int>(std::min<Nanoseconds>(left / kMillisecond + 1, 1000))) < 0) {
-      if (left > 0 && errno == EINTR) continue;
-      throw Error(ErrorKind::kProtocolError, "the other end did not agree on a key in time; does it encrypt?");
-    }
+  open.ERR_clear_error();
+  const int returned = open.SSL_do_handshake(ssl_);
+  if ((returned != 1 && outcome(returned) == Moved::kEnded) || send() == Moved::kEnded) {
+    throw Error(ErrorKind::kProtocolError, reason_);
   }
+  if (returned == 1 && open.SSL_session_reused(ssl_) != 1) {
+    throw Error(ErrorKind::kProtocolError, "the other end does not know the key of this connection");
+  }
+  return returned == 1 && sealed() == 0;
 }
 
 TlsSession::Moved TlsSession::seal(const void* from, size_t bytes, size_t* done) {

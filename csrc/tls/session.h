@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "base/clock.h"
 #include "tls/openssl.h"
 
 namespace ddl {
@@ -29,16 +28,17 @@ class TlsSession {
     kEnded,  // nothing more will ever: see `reason`
   };
 
-  // On `fd`, a connected socket that outlives this. `server`: this end has accepted it.
-  // `key_lasts`: bytes written, after which there is a new key.
-  TlsSession(int fd, bool server, const Key& key, uint64_t key_lasts = kKeyLasts);
+  // On `fd`, a connected socket that outlives this. `server`: this end has accepted it. `read_ahead`: take all that
+  // has come from the kernel at once, for much data; without it `fd` is readable until all was read, but for what is
+  // left of one record. `key_lasts`: bytes written, after which there is a new key.
+  TlsSession(int fd, bool server, const Key& key, bool read_ahead, uint64_t key_lasts = kKeyLasts);
   ~TlsSession();
   TlsSession(const TlsSession&) = delete;
   TlsSession& operator=(const TlsSession&) = delete;
 
-  // Agrees with the other end, before anything else. Blocking. Throws kProtocolError if it fails, or is not done by
-  // `deadline`.
-  void shake_hands(Nanoseconds deadline);
+  // Agrees with the other end, before anything else: does what can be done without waiting, and returns whether that
+  // was all. Throws kProtocolError if it fails.
+  bool shake_hands();
   // Encrypts so many bytes, but a record at most, and keeps it until `send` has sent it. kNone never comes.
   Moved seal(const void* from, size_t bytes, size_t* done);
   // Bytes that wait to be sent.
@@ -49,11 +49,16 @@ class TlsSession {
   // Whether bytes have come that `read` has not given, and of which the socket knows nothing any more.
   bool holds_input() const;
   const std::string& reason() const { return reason_; }
+  // Whether it has ended as connections of processes do that end.
+  bool closed() const { return closed_; }
+  // The errno by which the kernel has ended it; 0: it has not.
+  int error() const { return error_; }
 
  private:
   struct Wire;  // what OpenSSL calls
   Moved outcome(int returned);
   Moved end(const std::string& reason);
+  Moved end_by(int error);
 
   const int fd_;
   const Key key_;
@@ -64,6 +69,8 @@ class TlsSession {
   size_t sent_ = 0;
   int wire_error_ = 0;  // errno of the last look at the socket
   bool wire_closed_ = false;
+  bool closed_ = false;
+  int error_ = 0;
   Ssl* ssl_ = nullptr;
   std::string reason_;
 };

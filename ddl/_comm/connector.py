@@ -13,9 +13,10 @@ from typing import Dict, Iterable, List, Set, Tuple
 
 from ddl import _core, clock
 from ddl._comm.job import Job
-from ddl.bootstrap.encryption import connect_encrypted
 from ddl.bootstrap.peer_handshake import connect_data
 from ddl.errors import Error, ResourceError
+from ddl.net.auth import AuthError
+from ddl.net.encryption import EncryptedSocket
 from ddl.net.shortage import shortage
 
 __all__ = ["Connector"]
@@ -98,8 +99,10 @@ class Connector:
         source = self._job.address(self._job.number, rail)[0] if len(self._job.rails) > 1 else ""
         deadline = clock.now() + _ATTEMPT_SECONDS
         secret, settings = self._job.secret, self._job.settings
-        with connect_data(address, secret, hello, deadline, settings.congestion, source) as sock:
-            tls = connect_encrypted(sock, secret, hello, deadline) if settings.encrypt else None
+        with connect_data(
+            address, secret, hello, deadline, settings.congestion, source, encrypt=settings.encrypt
+        ) as sock:
+            tls = sock.session if isinstance(sock, EncryptedSocket) else None
             self._core.add_connection(peer, number, sock.detach(), tls)
 
     def _give_up(self, peer: int, rail: int, number: int, error: Exception) -> None:
@@ -109,10 +112,9 @@ class Connector:
             reason = f"rank {self._job.identity.rank} cannot connect to {host}:{port}: {lack}"
             self._core.fail("CollectiveTimeout", self._rank, reason, True)
             return
-        reason = (
-            f"cannot connect to {host}:{port}: {error}; is a firewall between the hosts, or was the wrong interface "
-            "chosen (DDL_INTERFACE)?"
-        )
+        reason = f"cannot connect to {host}:{port}: {error}"
+        if not isinstance(error, AuthError) or error.closed:
+            reason += "; is a firewall between the hosts, or was the wrong interface chosen (DDL_INTERFACE)?"
         others = [
             number % _core.STREAMS + other * _core.STREAMS for other in range(len(self._job.rails)) if other != rail
         ]

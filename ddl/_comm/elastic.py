@@ -18,10 +18,10 @@ from ddl._comm.group import Group
 from ddl._comm.job import Job
 from ddl._comm.peer import Peer
 from ddl.bootstrap.agent import Agent
-from ddl.bootstrap.encryption import connect_encrypted, plain_end
 from ddl.bootstrap.environ import Identity
 from ddl.bootstrap.generations import Effects
 from ddl.bootstrap.peer_handshake import connect_data
+from ddl.bootstrap.plain_end import plain_end
 from ddl.errors import ConfigError, Error, InternalError, InvalidArgument, PeerLost
 from ddl.store.membership.records import GenerationRecord
 from ddl.store.messages import said_by
@@ -75,7 +75,7 @@ def _key(number: int) -> str:
 def _call(job: Job, number: int, message: Dict[str, Any]) -> None:
     hello = {"member": job.number, "said": message}
     deadline = clock.now() + _CALL_SECONDS
-    connect_data(job.address(number, 0), job.secret, hello, deadline).close()
+    connect_data(job.address(number, 0), job.secret, hello, deadline, encrypt=job.settings.encrypt).close()
 
 
 def _follow(job: Job, me: Peer, agent: Agent, address: str, seconds: float, wanted: Callable[[], bool]) -> None:
@@ -163,11 +163,13 @@ def connect_to_members(job: Job) -> List[socket.socket]:
             offer = _peer(job, number, deadline).offers[0]
             hello = {"follows": job.number}
             where = (offer.address, offer.port)
-            with connect_data(where, job.secret, hello, deadline, job.settings.congestion) as sock:
-                if job.settings.encrypt:
-                    socks.append(plain_end(sock, connect_encrypted(sock, job.secret, hello, deadline)))
-                else:
-                    socks.append(socket.socket(fileno=sock.detach()))
+            settings = job.settings
+            sock = connect_data(where, job.secret, hello, deadline, settings.congestion, encrypt=settings.encrypt)
+            try:
+                socks.append(plain_end(sock))
+            except BaseException:
+                sock.close()
+                raise
         except (OSError, Error) as error:
             log.info("process %d cannot ask process %d for the state of the job: %s", job.number, number, error)
     if not socks:

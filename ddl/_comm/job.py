@@ -27,6 +27,7 @@ from ddl.bootstrap.rail_news import RailEnds
 from ddl.errors import ConfigError, Error, PeerLost, ProtocolError, RendezvousError
 from ddl.machine import host_id
 from ddl.net import rails
+from ddl.net.encryption import prepare_encryption
 from ddl.net.rails import RailOffer
 from ddl.store.messages import said_by
 from ddl.store.server import StoreServer
@@ -151,8 +152,7 @@ class Job:
     def come(self, board_offset: int) -> Tuple[StoreClient, Peer, List[RailOffer]]:
         """Connect to the store, begin to listen, and return how this process introduces itself to the others."""
         identity, limit = self.identity, self.settings.start_timeout
-        if self.settings.encrypt:
-            _core.load_openssl(self.settings.openssl)
+        prepare_encryption(self.settings.encrypt, self.settings.openssl)
         store, self.watch = self.connect_to_store(identity.store, limit)
         self._store = store
         listeners, offers = listen_on_rails(self.settings.interface, self.settings.congestion, store.local_host)
@@ -161,7 +161,8 @@ class Job:
         here = self.settings.host_id or host_id()
         if self.settings.elastic:
             newcomer = self.settings.incarnation >= 0
-            self.generations = Generations.of(self.watch, here, self.secret, offers[0].address, newcomer)
+            where, encrypt = offers[0].address, self.settings.encrypt
+            self.generations = Generations.of(self.watch, here, self.secret, where, newcomer, encrypt)
         self.agent = Agent(
             rank=self.number,
             secret=self.secret,
@@ -193,9 +194,10 @@ class Job:
         return store, me, offers
 
     def connect_to_store(self, address: str, limit: float) -> Tuple[StoreClient, WatchClient]:
-        store = StoreClient(address, self.secret, self.number, limit)
+        encrypt = self.settings.encrypt
+        store = StoreClient(address, self.secret, self.number, limit, encrypt=encrypt)
         try:
-            return store, WatchClient(address, self.secret, self.number, limit)
+            return store, WatchClient(address, self.secret, self.number, limit, encrypt=encrypt)
         except BaseException:
             store.close()
             raise

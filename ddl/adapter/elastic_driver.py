@@ -6,12 +6,13 @@ job's store is in the driver. A process is called by a number that is never used
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Protocol, Tuple
 
-from ddl.bootstrap.environ import Identity
+from ddl.bootstrap.environ import Identity, Settings
 from ddl.errors import InternalError, RankFailed
 from ddl.launch.agent.failures import Exit
 from ddl.launch.agent.rank_environ import ELASTIC, newcomer
@@ -21,6 +22,7 @@ from ddl.launch.job.elastic_course import ElasticCourse
 from ddl.launch.job.elastic_events import HostsSeen, StartProcess
 from ddl.launch.job.elastic_store import elastic_store, leave, lost
 from ddl.net.address import format_address, parse_address
+from ddl.net.encryption import prepare_encryption
 from ddl.store.server import StoreServer
 
 __all__ = ["ElasticDriver", "EngineProcesses"]
@@ -54,6 +56,7 @@ class ElasticDriver:
 
     The job begins when hosts have room for ``least`` ranks, and uses all room up to ``most`` (None: all). With fewer
     ranks than ``least`` it waits ``timeout`` seconds for more. ``address``: of this host, by which ranks reach it.
+    All is encrypted if DDL_ENCRYPT says so here.
     ``reset_limit``, ``cooldown_range``: as in ``ddlrun``; None: none.
     """
 
@@ -68,6 +71,9 @@ class ElasticDriver:
         cooldown_range: Optional[Tuple[float, float]] = None,
     ) -> None:
         self._processes, self._address, self._secret = processes, address, secrets.token_bytes(32)
+        settings = Settings.from_environ(os.environ)
+        self._encrypt = settings.encrypt
+        prepare_encryption(settings.encrypt, settings.openssl)
         self._options = ElasticOptions(
             least,
             most,
@@ -115,7 +121,9 @@ class ElasticDriver:
 
     def _begin(self) -> None:
         size, hosts = len(self._first), list(dict.fromkeys(order.host for order in self._first))
-        self._store = elastic_store(self._secret, size, self._options, self._course.post, host="0.0.0.0")
+        self._store = elastic_store(
+            self._secret, size, self._options, self._course.post, encrypt=self._encrypt, host="0.0.0.0"
+        )
         self._store.start()
         for order in self._first:
             here = [other.incarnation for other in self._first if other.host == order.host]
@@ -129,7 +137,8 @@ class ElasticDriver:
 
     def _start(self, order: StartProcess, identity: Identity, more: Dict[str, str]) -> None:
         self._running[order.incarnation] = order.host
-        self._processes.start(order.incarnation, order.host, {**identity.to_environ(), ELASTIC: "1", **more})
+        encrypt = {"DDL_ENCRYPT": "1"} if self._encrypt else {}
+        self._processes.start(order.incarnation, order.host, {**identity.to_environ(), ELASTIC: "1", **encrypt, **more})
 
     # --- ElasticRanks ---
 

@@ -96,8 +96,8 @@ class JobBeside:
 class LaunchedJob:
     """The job that srun, mpiexec or torchrun has started. ``host``: the address of rank 0's host. See ``find``."""
 
-    def __init__(self, identity: Identity, patience: float) -> None:
-        self._identity, self._patience = identity, patience
+    def __init__(self, identity: Identity, settings: Settings) -> None:
+        self._identity, self._settings = identity, settings
         self.rank, self.size = identity.rank, identity.size
         self.host = parse_address(identity.store)[0]
 
@@ -109,17 +109,17 @@ class LaunchedJob:
         """
         settings = Settings.from_environ(os.environ)
         identity = launched.identity(os.environ, settings)
-        return None if identity is None else cls(identity, settings.start_timeout)
+        return None if identity is None else cls(identity, settings)
 
     def share(self, key: str, text: Optional[str]) -> str:
         """Give all ranks the text that rank 0 passes under a new key; the others pass None, and wait for it."""
-        job = self._identity
-        client = StoreClient(job.store, job.secret, job.rank, self._patience)
+        job, patience = self._identity, self._settings.start_timeout
+        client = StoreClient(job.store, job.secret, job.rank, patience, encrypt=self._settings.encrypt)
         try:
             if text is not None:
                 client.set(key, text)
                 return text
-            return str(client.get(key, self._patience))
+            return str(client.get(key, patience))
         finally:
             client.close()
 

@@ -17,18 +17,19 @@ import threading
 from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
-from ddl import _core, clock
+from ddl import _core
 from ddl.bootstrap.agent_loop import AgentLoop
 from ddl.bootstrap.agent_records import Arrivals, DataConnection, Member
-from ddl.bootstrap.encryption import accept_encrypted, plain_end
 from ddl.bootstrap.generations import KINDS, Generations
 from ddl.bootstrap.peer_handshake import Nonce, accept_data, accept_memory
+from ddl.bootstrap.plain_end import plain_end
 from ddl.bootstrap.process_ends import ProcessEnds
 from ddl.bootstrap.rail_news import RailEnds, RailNews
 from ddl.bootstrap.statements import own_failure, state, suspicion
 from ddl.bootstrap.stragglers import Stragglers
 from ddl.bootstrap.whereabouts import call_in, where_is
 from ddl.errors import Error
+from ddl.net.encryption import EncryptedSocket
 from ddl.net.newcomers import Complaints, Door, in_a_thread
 from ddl.net.shortage import Shortage
 from ddl.store.verdict import ALL
@@ -39,7 +40,6 @@ __all__ = ["Agent"]
 
 log = logging.getLogger("ddl")
 
-_ENCRYPT_SECONDS = 5.0  # to agree on a key
 _PARTING_SECONDS = 1.0  # for the store to read a goodbye
 _CROWDED = 4  # ranks on a core: everything takes its time there, and who waits should know
 _REMEMBERED = 4096  # removed communicators: a goodbye names them all
@@ -70,7 +70,6 @@ class Agent:
         )
         self._generations = generations
         self._congestion = congestion
-        self._encryption = secret if encrypt else None
         self._watch = watch
         self._nonce_of = nonce_of
         self.stragglers = Stragglers(rank, watch.size, label_of)
@@ -87,8 +86,11 @@ class Agent:
         complaints = Complaints(f"rank {rank}", self.shortage)
         door = partial(Door, secret=secret, selector=loop.selector, complaints=complaints)
         self._doors = [
-            *(door(listener, welcome=in_a_thread(self._welcome_data, complaints)) for listener in data_listeners),
-            door(memory_listener, welcome=in_a_thread(self._welcome_memory, complaints)),
+            *(
+                door(listener, welcome=in_a_thread(self._welcome_data, complaints), encrypt=encrypt, read_ahead=True)
+                for listener in data_listeners
+            ),
+            door(memory_listener, welcome=in_a_thread(self._welcome_memory, complaints)),  # it leads to this host only
         ]
         for each in self._doors:
             loop.do_often(each.patience, each.tick)
@@ -236,7 +238,7 @@ class Agent:
     def _welcome_data(self, sock: socket.socket) -> None:
         hello = accept_data(sock, self._congestion)
         if "follows" in hello and self._generations is not None:
-            with self._readable(sock, hello) as plain:
+            with plain_end(sock) as plain:
                 self._generations.serve_state(plain)
             return
         if "member" in hello and self._generations is not None:
@@ -251,7 +253,7 @@ class Agent:
         if len(numbers) != 3:
             raise Error(f"a peer said {hello!r} instead of communicator, rank and stream")
         number, rank, stream = numbers
-        tls = self._encrypt(sock, hello)
+        tls = sock.session if isinstance(sock, EncryptedSocket) else None
         with self._changed:
             if self._loop.ended.is_set() or str(number) in self._submitted:
                 return  # it comes too late: nobody would ever take it
@@ -262,15 +264,6 @@ class Agent:
                 self._arrived.data.setdefault(number, []).append(connection)
                 return
         member.core.add_connection(*connection)
-
-    def _encrypt(self, sock: socket.socket, hello: Dict[str, Any]) -> Optional[_core.TlsSession]:
-        if self._encryption is None:
-            return None
-        return accept_encrypted(sock, self._encryption, hello, clock.now() + _ENCRYPT_SECONDS)
-
-    def _readable(self, sock: socket.socket, hello: Dict[str, Any]) -> socket.socket:
-        tls = self._encrypt(sock, hello)
-        return sock if tls is None else plain_end(sock, tls)
 
     def _welcome_memory(self, sock: socket.socket) -> None:
         rank, memory, cell_fd, pid = accept_memory(sock, self._nonce_of, self.cell_fd)
@@ -319,15 +312,9 @@ class Agent:
                     self._generations.store_lost()
                     return
                 self.stragglers.stop()
-                self._failed(
-                    {
-                        "comm": ALL,
-                        "kind": "PeerLost",
-                        "culprit": -1,
-                        "reason": "the process that had the job's store (ddlrun, or rank 0 of another launcher's job) "
-                        "is gone",
-                    }
-                )
+                gone = "the process that had the job's store (ddlrun, or rank 0 of another launcher's job) is gone"
+                reason = f"this rank cannot go on: {watch.broken}" if watch.broken else gone
+                self._failed({"comm": ALL, "kind": "PeerLost", "culprit": -1, "reason": reason})
                 return
             if not message:
                 return

@@ -128,7 +128,7 @@ class Settings:
         "DDL_CONNECTIONS", 2, parse.connections, "TCP connections per peer and piece in flight, 1 to 16"
     )
     encrypt: bool = _variable(
-        "DDL_ENCRYPT", False, parse.switch, "1: encrypt what ranks send one another over TCP (docs/security.md)"
+        "DDL_ENCRYPT", False, parse.switch, "1: encrypt all TCP connections of the job (docs/security.md)"
     )
     openssl: str = _variable("DDL_OPENSSL", "", str, "the libssl that encrypts; empty: libssl.so.3, or libssl.so.1.1")
     congestion: str = _variable(

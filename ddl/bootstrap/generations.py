@@ -60,13 +60,20 @@ class Generations:
     """The generations of a job as this process goes through them. Any thread may call."""
 
     def __init__(
-        self, participant: Participant, cell: SharedCell, limits: ElasticLimits, secret: bytes, store_host: str
+        self,
+        participant: Participant,
+        cell: SharedCell,
+        limits: ElasticLimits,
+        secret: bytes,
+        store_host: str,
+        encrypt: bool,
     ) -> None:
         self.limits = limits
         self.server: Optional[StoreServer] = None  #: the job's store, if this process was elected to have it
         self.source: Optional[Source] = None  #: the state of the script, once it can give it
         self._participant = participant
         self._secret = secret
+        self._encrypt = encrypt
         self._store_host = store_host  # an address of this host, for a store that this process may have to serve
         self._effects: Optional[Effects] = None
         self._cells: Dict[int, SharedCell] = {participant.incarnation: cell}  # also of the ranks of this host
@@ -77,7 +84,9 @@ class Generations:
         self._closed = False
 
     @classmethod
-    def of(cls, watch: WatchClient, host_id: str, secret: bytes, store_host: str, newcomer: bool) -> Generations:
+    def of(
+        cls, watch: WatchClient, host_id: str, secret: bytes, store_host: str, newcomer: bool, encrypt: bool
+    ) -> Generations:
         """Return the generations of ``watch``'s process. ``ConfigError`` where the job's ranks cannot change."""
         told = watch.elastic
         if told is None:
@@ -89,7 +98,7 @@ class Generations:
         cell = SharedCell.create(VoteCell(record, ballot))
         limits = ElasticLimits(**told["limits"])
         participant = Participant(watch.rank, host_id, cell, newcomer=newcomer, patience=limits.patience, store=ballot)
-        return cls(participant, cell, limits, secret, store_host)
+        return cls(participant, cell, limits, secret, store_host, encrypt)
 
     # --- for the agent (its thread) ---
 
@@ -329,6 +338,7 @@ class Generations:
             elastic=self.limits,
             witness=False,
             succeeds=(record, ballot, bool(message["interrupted"])),
+            encrypt=self._encrypt,
         )
         with self._changed:
             before, self.server = self.server, server

@@ -24,8 +24,8 @@ class JobStore:
     Give ``invitation`` to all ranks, as the ``share`` of their ``ddl.Rendezvous``. Anyone who knows that text can join
     the job. This program is no rank. If the job fails, it knows which rank was the cause. As a context it says so: an
     error that ends the block, such as the engine's "worker died", becomes the cause of a ``RankFailed`` that names the
-    rank and its host. DDL_INTERFACE: the address by which the ranks reach this host. ``close`` lets ranks that are
-    still there fail.
+    rank and its host. DDL_INTERFACE: the address by which the ranks reach this host. DDL_ENCRYPT=1: all connections of
+    the job are encrypted. ``close`` lets ranks that are still there fail.
 
     Raises ``InvalidArgument`` for a size below 1, ``ConfigError`` for a wrong environment, ``ResourceError`` if there
     is no thread or port.

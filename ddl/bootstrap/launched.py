@@ -118,7 +118,7 @@ def identity(environ: Mapping[str, str], settings: Settings, comm: Any = None) -
     if process is None or process.size == 1:
         return None
     share = _by_communicator(comm) if comm is not None else _way_to_share(process, environ, settings)
-    _KeptState.identity, server = meet(process, share, settings)
+    _KeptState.identity, _, server = meet(process, share, settings)
     if server is not None:
         at_exit.register(server.close_when_alone, settings.timeout)
     return _KeptState.identity

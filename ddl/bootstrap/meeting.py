@@ -19,6 +19,7 @@ from ddl.errors import InvalidArgument, RendezvousError
 from ddl.machine import host_id
 from ddl.net.address import format_address, parse_address
 from ddl.net.auth import check_secret
+from ddl.net.encryption import prepare_encryption
 from ddl.net.interfaces import addresses
 from ddl.net.shortage import threads_for
 from ddl.store.membership.limits import ElasticLimits
@@ -93,8 +94,7 @@ class Rendezvous:
         """Return who this process is, by meeting the others as the function ``meet`` does."""
         if self.size == 1:
             return Identity(), settings, None
-        identity, server = meet(self.launched, self.share, settings)
-        return identity, settings, server
+        return meet(self.launched, self.share, settings)
 
 
 def places(rank: int, hosts: Sequence[str]) -> Tuple[int, int, int, int]:
@@ -110,9 +110,10 @@ class JobInvitation:
 
     addresses: Tuple[str, ...]  #: of the store, the most likely first
     secret: bytes
+    encrypt: bool  #: who comes must encrypt
 
     def text(self) -> str:
-        return json.dumps({"secret": self.secret.hex(), "addresses": self.addresses})
+        return json.dumps({"secret": self.secret.hex(), "addresses": self.addresses, "encrypt": self.encrypt})
 
     @staticmethod
     def parse(text: str, who: str) -> JobInvitation:
@@ -121,7 +122,8 @@ class JobInvitation:
             told = json.loads(text)
             for address in told["addresses"]:
                 parse_address(address)
-            return JobInvitation(tuple(told["addresses"]), check_secret(bytes.fromhex(told["secret"])))
+            secret = check_secret(bytes.fromhex(told["secret"]))
+            return JobInvitation(tuple(told["addresses"]), secret, bool(told["encrypt"]))
         except (ValueError, KeyError, TypeError) as error:
             what = f"{len(text)} characters" if isinstance(text, str) else f"a {type(text).__name__}"
             raise InvalidArgument(
@@ -130,11 +132,14 @@ class JobInvitation:
             ) from error
 
 
-def meet(who: Launched, share: Union[Share, str], settings: Settings) -> Tuple[Identity, Optional[StoreServer]]:
+def meet(
+    who: Launched, share: Union[Share, str], settings: Settings
+) -> Tuple[Identity, Settings, Optional[StoreServer]]:
     """Return who this process is in a job whose ranks find one another by what is shared. Collective, blocking.
 
-    Also returned, on rank 0 unless ``share`` is an invitation: the server of the job's store, which the caller closes
-    when all ranks have left. Raises RendezvousError, InvalidArgument, and what ``share`` raises.
+    Also returned: its settings, which encrypt if those of the process do that serves the job's store; and, on rank 0
+    unless ``share`` is an invitation, that server, which the caller closes when all ranks have left. Raises
+    RendezvousError, InvalidArgument, and what ``share`` raises.
     """
     server = None
     if who.rank == 0 and not isinstance(share, str):
@@ -145,8 +150,9 @@ def meet(who: Launched, share: Union[Share, str], settings: Settings) -> Tuple[I
         invitation = JobInvitation.parse(share if isinstance(share, str) else share(None), label)
         address = _first_that_answers(invitation.addresses, who)
     numbers = (who.rank, who.size, who.local_rank, who.local_size, who.host, who.hosts)
+    settings = replace(settings, encrypt=settings.encrypt or invitation.encrypt)
     try:
-        return located(Identity(*numbers, address, invitation.secret), settings), server
+        return located(Identity(*numbers, address, invitation.secret), settings), settings, server
     except BaseException:
         if server is not None:
             server.close()
@@ -176,13 +182,15 @@ def serve(
     ``one_host``: all ranks are on this host, and only they can connect.
     """
     secret = secrets.token_bytes(32)
+    host, encrypt = "127.0.0.1" if one_host else "0.0.0.0", settings.encrypt
+    prepare_encryption(encrypt, settings.openssl)
     with threads_for(complaint):
-        server = StoreServer(secret, size, "127.0.0.1" if one_host else "0.0.0.0", elastic=limits, witness=False)
+        server = StoreServer(secret, size, host, elastic=limits, witness=False, encrypt=encrypt)
     _close_in_children(server)
     _, port = parse_address(server.address)
     interface = settings.interface
     known = ["127.0.0.1"] if one_host else interface.split(",") if interface else _outside_addresses()
-    return server, JobInvitation(tuple(format_address(host, port) for host in known), secret)
+    return server, JobInvitation(tuple(format_address(host, port) for host in known), secret, encrypt)
 
 
 def located(identity: Identity, settings: Settings) -> Identity:
@@ -191,7 +199,8 @@ def located(identity: Identity, settings: Settings) -> Identity:
         return identity
     own = f"{socket.gethostname()} {settings.host_id or host_id()}"
     patience = settings.start_timeout
-    with StoreClient(identity.store, identity.secret, identity.rank, patience) as store:
+    prepare_encryption(settings.encrypt, settings.openssl)
+    with StoreClient(identity.store, identity.secret, identity.rank, patience, encrypt=settings.encrypt) as store:
         _, hosts = store.meet(range(identity.size), own, "hosts", patience)
     local_rank, local_size, host, count = places(identity.rank, hosts)
     return replace(identity, local_rank=local_rank, local_size=local_size, cross_rank=host, cross_size=count)

@@ -149,10 +149,13 @@ def connect_data(
     deadline: float,
     congestion: str = "system",
     source: str = "",
+    *,
+    encrypt: bool,
 ) -> socket.socket:
     """Connect to ``address``, prove the secret and send ``hello``, all by ``deadline`` (monotonic seconds).
 
-    ``source``: the address of this host to connect from; empty: as the routing table says.
+    ``source``: the address of this host to connect from; empty: as the routing table says. To ``encrypt``, the socket
+    is an ``EncryptedSocket``.
     """
     sock = socket.socket(_family(address[0]), socket.SOCK_STREAM)
     try:
@@ -161,7 +164,7 @@ def connect_data(
         if source:
             sock.bind((source, 0))
         sock.connect(address)
-        prove_as_client(sock, secret, deadline)
+        sock = prove_as_client(sock, secret, deadline, encrypt=encrypt, read_ahead=True)
         send_frame(sock, hello, deadline)
         reconsider_congestion_control(sock, congestion)
     except BaseException:

@@ -3,10 +3,11 @@
 A job has a secret. Before an end uses anything that the other has sent, both prove that they know the secret: each
 answers a challenge (HMAC-SHA256 over both ends' random nonces and the prover's role, so that nothing can be replayed or
 reflected). All three messages have a fixed size, so a stranger decides neither how much is read nor how much memory is
-used. The connection itself is not encrypted.
+used. In the proof both also agree whether all that follows is encrypted (encryption.py): it is if the client asks for
+that. A server that must encrypt lets nobody in who does not ask.
 
-``ServerProof`` is the server's half without any I/O: a selector loop feeds it, ``prove_as_server`` drives it over a
-blocking socket. A frame is a 4-byte big-endian length and a JSON object in UTF-8.
+``ServerProof`` is the server's half without any I/O: a selector loop feeds it (newcomers.py). A frame is a 4-byte
+big-endian length and a JSON object in UTF-8.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, Dict, List, Optional
 
 from ddl import clock
 from ddl.errors import ConfigError, PeerLost, ProtocolError, RendezvousError
+from ddl.net import encryption
 
 __all__ = [
     "FRAME_LIMIT",
@@ -31,7 +33,6 @@ __all__ = [
     "encode_frame",
     "name_of",
     "prove_as_client",
-    "prove_as_server",
     "recv_frame",
     "send_frame",
 ]
@@ -39,15 +40,16 @@ __all__ = [
 MINIMUM_SECRET = 16  #: bytes
 FRAME_LIMIT = 1 << 20  #: bytes of one frame's JSON text, unless the caller says otherwise
 
-_HEADER = struct.Struct("!4sBBxx")  # magic, version, role of the sender
+_HEADER = struct.Struct("!4sBB?x")  # magic, version, role of the sender, whether what follows is encrypted
 _MAGIC = b"DDLa"
-_VERSION = 1
+_VERSION = 2
 _CLIENT, _SERVER = 1, 2
 _NONCE = 32
 _MAC = hashlib.sha256().digest_size
 _HELLO = _HEADER.size + _NONCE  # client -> server
 _CHALLENGE = _HEADER.size + _NONCE + _MAC  # server -> client
 _LENGTH = struct.Struct("!I")
+_KEY = b"ddl-2 key of a connection\0"  # the secret's other uses have other texts
 
 
 class AuthError(ProtocolError):
@@ -72,13 +74,18 @@ def check_secret(secret: bytes) -> bytes:
     return bytes(secret)
 
 
-def _mac(secret: bytes, role: int, client_nonce: bytes, server_nonce: bytes) -> bytes:
-    text = _HEADER.pack(_MAGIC, _VERSION, role) + client_nonce + server_nonce
-    return hmac.new(secret, text, hashlib.sha256).digest()
+def _mac(secret: bytes, role: int, hello: bytes, answer: bytes) -> bytes:
+    """Return the proof by ``role``: over all that both have said before it."""
+    return hmac.digest(secret, bytes([role]) + hello + answer, "sha256")
 
 
-def _check_header(message: bytes, role: int, peer: str) -> None:
-    magic, version, sender = _HEADER.unpack_from(message)
+def _key(secret: bytes, hello: bytes, answer: bytes) -> bytes:
+    return hmac.digest(secret, _KEY + hello + answer, "sha256")
+
+
+def _check_header(message: bytes, role: int, peer: str) -> bool:
+    """Return whether the sender encrypts. ``AuthError`` if it is none of ours."""
+    magic, version, sender, encrypts = _HEADER.unpack_from(message)
     if magic != _MAGIC or sender != role:
         raise AuthError(f"{peer} does not speak DDL's handshake; is its address right, or is it another program?")
     if version != _VERSION:
@@ -86,26 +93,31 @@ def _check_header(message: bytes, role: int, peer: str) -> None:
             f"{peer} speaks version {version} of DDL's handshake, this process version {_VERSION}; "
             "install the same DDL everywhere"
         )
+    return bool(encrypts)
 
 
 class ServerProof:
     """The server's half of the handshake as a state machine without I/O. Used by one thread.
 
-    Read at most ``wanted`` bytes from the peer, pass them to ``feed`` and send what it returns, until ``done``.
+    Read at most ``wanted`` bytes from the peer, pass them to ``feed`` and send what it returns, until ``done``. Then
+    all that follows is encrypted with ``key``, if there is one. ``encrypt``: there must be.
     """
 
-    def __init__(self, secret: bytes, peer: str) -> None:
+    def __init__(self, secret: bytes, peer: str, encrypt: bool = False) -> None:
         self._secret = check_secret(secret)
         self._peer = peer
+        self._encrypt = encrypt
         self._buffer = b""
-        self._client_nonce = b""
-        self._server_nonce = b""
+        self._hello = b""  # what the client said first
+        self._asked = False
+        self._answer = b""
         self.done = False
+        self.key = b""
 
     @property
     def wanted(self) -> int:
         """How many bytes are missing; bytes beyond them belong to whatever follows the handshake."""
-        return (_MAC if self._server_nonce else _HELLO) - len(self._buffer)
+        return (_MAC if self._answer else _HELLO) - len(self._buffer)
 
     def feed(self, data: bytes) -> bytes:
         """Take what the client sent; return what it must be sent. Raises AuthError if it is a stranger."""
@@ -113,41 +125,54 @@ class ServerProof:
         if self.done or self.wanted > 0:
             return b""
         message, self._buffer = self._buffer, b""
-        if not self._server_nonce:
-            _check_header(message, _CLIENT, self._peer)
-            self._client_nonce = message[_HEADER.size :]
-            self._server_nonce = os.urandom(_NONCE)
-            proof = _mac(self._secret, _SERVER, self._client_nonce, self._server_nonce)
-            return _HEADER.pack(_MAGIC, _VERSION, _SERVER) + self._server_nonce + proof
-        expected = _mac(self._secret, _CLIENT, self._client_nonce, self._server_nonce)
-        if not hmac.compare_digest(message, expected):
+        if not self._answer:
+            self._asked = _check_header(message, _CLIENT, self._peer)
+            self._hello = message
+            encrypts = self._asked or self._encrypt
+            self._answer = _HEADER.pack(_MAGIC, _VERSION, _SERVER, encrypts) + os.urandom(_NONCE)
+            return self._answer + _mac(self._secret, _SERVER, self._hello, self._answer)
+        if not hmac.compare_digest(message, _mac(self._secret, _CLIENT, self._hello, self._answer)):
             raise AuthError(f"{self._peer} does not know this job's secret; refused")
+        if self._encrypt and not self._asked:  # it was told, and should have gone
+            raise AuthError(f"{self._peer} does not encrypt, as this job does (DDL_ENCRYPT=1); refused")
+        self.key = _key(self._secret, self._hello, self._answer) if self._asked else b""
         self.done = True
         return b""
 
 
-def prove_as_server(sock: socket.socket, secret: bytes, deadline: float) -> None:
-    """Run the server's half on a connected socket until ``deadline`` (``clock.now``); AuthError if it fails."""
-    peer = name_of(sock)
-    proof = ServerProof(secret, peer)
-    while not proof.done:
-        answer = proof.feed(_handshake_read(sock, proof.wanted, deadline, peer))
-        if answer:
-            _handshake_write(sock, answer, deadline, peer)
+def prove_as_client(
+    sock: socket.socket, secret: bytes, deadline: float, *, encrypt: bool = False, read_ahead: bool = False
+) -> socket.socket:
+    """Run the client's half on a connected socket until ``deadline`` (``clock.now``); AuthError if it fails.
 
-
-def prove_as_client(sock: socket.socket, secret: bytes, deadline: float) -> None:
-    """Run the client's half on a connected socket until ``deadline`` (``clock.now``); AuthError if it fails."""
+    Return the socket to use from then on: ``sock``, or, to ``encrypt``, one that takes it over (``EncryptedSocket``).
+    ``read_ahead``: see ``encryption.begin``.
+    """
     peer = name_of(sock)
     check_secret(secret)
-    client_nonce = os.urandom(_NONCE)
-    _handshake_write(sock, _HEADER.pack(_MAGIC, _VERSION, _CLIENT) + client_nonce, deadline, peer)
+    hello = _HEADER.pack(_MAGIC, _VERSION, _CLIENT, encrypt) + os.urandom(_NONCE)
+    _handshake_write(sock, hello, deadline, peer)
     challenge = _handshake_read(sock, _CHALLENGE, deadline, peer)
-    _check_header(challenge, _SERVER, peer)
-    server_nonce = challenge[_HEADER.size : _HEADER.size + _NONCE]
-    if not hmac.compare_digest(challenge[-_MAC:], _mac(secret, _SERVER, client_nonce, server_nonce)):
+    encrypts = _check_header(challenge, _SERVER, peer)
+    answer, proof = challenge[:-_MAC], challenge[-_MAC:]
+    if not hmac.compare_digest(proof, _mac(secret, _SERVER, hello, answer)):
         raise AuthError(f"{peer} does not know this job's secret (DDL_SECRET); is it the store of another job?")
-    _handshake_write(sock, _mac(secret, _CLIENT, client_nonce, server_nonce), deadline, peer)
+    if encrypts != encrypt:
+        raise AuthError(
+            f"{peer} encrypts what is sent, and this process does not: start all by ddlrun --encrypt, or set "
+            "DDL_ENCRYPT=1 in all processes of the job"
+        )
+    _handshake_write(sock, _mac(secret, _CLIENT, hello, answer), deadline, peer)
+    if not encrypt:
+        return sock
+    session = encryption.begin(sock, False, _key(secret, hello, answer), read_ahead=read_ahead)
+    try:
+        while not session.shake_hands():
+            _await(sock, select.POLLOUT if session.unsent else select.POLLIN, deadline)
+    except (ProtocolError, OSError) as error:
+        closed = session.closed or isinstance(error, OSError)
+        raise AuthError(f"the connection to {peer} cannot be encrypted: {error}", closed=closed) from error
+    return encryption.EncryptedSocket(sock, session)
 
 
 def encode_frame(message: Dict[str, Any], limit: int = FRAME_LIMIT) -> bytes:
@@ -225,10 +250,10 @@ def read_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
     """Read ``count`` bytes and none beyond. TimeoutError after ``deadline``, EOFError if the peer hangs up."""
     data = bytearray()
     while len(data) < count:
-        _await(sock, select.POLLIN, deadline)
-        try:
+        try:  # before waiting: an encrypted socket may have something that the kernel does not know of
             piece = sock.recv(min(count - len(data), 1 << 16), socket.MSG_DONTWAIT)
         except BlockingIOError:
+            _await(sock, select.POLLIN, deadline)
             continue
         if not piece:
             raise EOFError("connection closed by the peer")

@@ -14,12 +14,16 @@ import logging
 import selectors
 import socket
 import threading
-from typing import Callable, Dict, List, Optional
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional
 
 from ddl import clock
-from ddl.errors import Error, ResourceError
+from ddl.errors import Error, ProtocolError, ResourceError
+from ddl.net import encryption
 from ddl.net.auth import AuthError, ServerProof, name_of
 from ddl.net.shortage import PAUSE, Shortage
+
+if TYPE_CHECKING:
+    from ddl import _core
 
 __all__ = ["LONGEST", "PLACES", "Complaints", "Door", "in_a_thread"]
 
@@ -62,9 +66,10 @@ class Complaints:
 
 
 class _Stranger:
-    def __init__(self, sock: socket.socket, secret: bytes) -> None:
+    def __init__(self, sock: socket.socket, secret: bytes, encrypt: bool) -> None:
         self.sock: Optional[socket.socket] = sock  #: None: it has been sent away, or is welcome
-        self.proof = ServerProof(secret, name_of(sock))
+        self.proof = ServerProof(secret, name_of(sock), encrypt)
+        self.session: Optional[_core.TlsSession] = None  #: from when it has proved the secret, if it encrypts
         self.born = clock.now()
 
 
@@ -73,7 +78,8 @@ class Door:
 
     ``welcome`` is called in that thread with a connection that has proved the secret, and takes the socket over, which
     does not block. If it raises ``ResourceError`` the socket is kept, and it is called again a moment later.
-    ``greeting``, a few bytes, is what everybody is sent first.
+    ``greeting``, a few bytes, is what everybody is sent first. ``encrypt``: only those are let in who encrypt.
+    ``read_ahead``: what their sockets do then, see ``encryption.begin``.
     """
 
     def __init__(
@@ -84,6 +90,9 @@ class Door:
         complaints: Complaints,
         welcome: Callable[[socket.socket], None],
         greeting: bytes = b"",
+        *,
+        encrypt: bool = False,
+        read_ahead: bool = False,
     ) -> None:
         listener.setblocking(False)  # a connection that was closed again must not keep the thread in accept
         self._listener = listener
@@ -92,6 +101,8 @@ class Door:
         self._complaints = complaints
         self._welcome = welcome
         self._greeting = greeting
+        self._encrypt = encrypt
+        self._read_ahead = read_ahead
         self._strangers: Dict[int, _Stranger] = {}  # by number, in the order of arrival
         self._proved: List[socket.socket] = []  # the secret, but there was no thread or memory for them
         self._came = 0
@@ -157,7 +168,7 @@ class Door:
             raise
         sock.setblocking(False)
         self._came += 1
-        number, stranger = self._came, _Stranger(sock, self._secret)
+        number, stranger = self._came, _Stranger(sock, self._secret, self._encrypt)
         self._strangers[number] = stranger
         self._selector.register(sock, selectors.EVENT_READ, lambda: self._read(number, stranger))
         if self._greeting:
@@ -178,21 +189,19 @@ class Door:
         if sock is None:  # sent away by what was served before it
             return
         try:
-            data = sock.recv(stranger.proof.wanted)
-            if not data:
-                raise AuthError(f"{name_of(sock)} did not finish the handshake: closed by the peer", closed=True)
-            answer = stranger.proof.feed(data)
-            if answer and sock.send(answer, socket.MSG_NOSIGNAL) < len(answer):
-                raise AuthError(f"{name_of(sock)} takes no answer", closed=True)
+            welcome = _prove(sock, stranger.proof) if stranger.session is None else _encrypted(sock, stranger.session)
+            if welcome and stranger.session is None and stranger.proof.key:
+                stranger.session = encryption.begin(sock, True, stranger.proof.key, read_ahead=self._read_ahead)
+                welcome = False
         except BlockingIOError:
             return
         except (OSError, Error) as error:
             self._send_away(stranger, error)
             return
-        if stranger.proof.done:
+        if welcome:
             del self._strangers[number]
             self._selector.unregister(sock)
-            self._let_in(sock)
+            self._let_in(sock if stranger.session is None else encryption.EncryptedSocket(sock, stranger.session))
 
     def _let_in(self, sock: socket.socket) -> None:
         try:
@@ -204,6 +213,29 @@ class Door:
         except OSError:  # it has gone again
             sock.close()
             raise
+
+
+def _prove(sock: socket.socket, proof: ServerProof) -> bool:
+    """Read what has come of the client's proof; return whether it is one."""
+    data = sock.recv(proof.wanted)
+    if not data:
+        raise AuthError(f"{name_of(sock)} did not finish the handshake: closed by the peer", closed=True)
+    answer = proof.feed(data)
+    if answer and sock.send(answer, socket.MSG_NOSIGNAL) < len(answer):
+        raise AuthError(f"{name_of(sock)} takes no answer", closed=True)
+    return proof.done
+
+
+def _encrypted(sock: socket.socket, session: _core.TlsSession) -> bool:
+    """Go on agreeing upon a key; return whether that is done."""
+    try:
+        done = session.shake_hands()
+    except ProtocolError as error:
+        reason = f"the connection to {name_of(sock)} cannot be encrypted: {error}"
+        raise AuthError(reason, closed=session.closed) from error
+    if session.unsent:  # a few hundred bytes, into an empty buffer
+        raise AuthError(f"{name_of(sock)} takes no answer", closed=True)
+    return done
 
 
 def in_a_thread(welcome: Callable[[socket.socket], None], complaints: Complaints) -> Callable[[socket.socket], None]:

@@ -31,10 +31,10 @@ _Self = TypeVar("_Self", bound="Client")
 class Client:
     """A connection to the store that has claimed its rank."""
 
-    def __init__(self, role: str, address: str, secret: bytes, rank: int, timeout: float) -> None:
+    def __init__(self, role: str, address: str, secret: bytes, rank: int, timeout: float, encrypt: bool) -> None:
         self.rank = rank
         self.address = address
-        self._sock, self._welcome = _join(role, address, secret, rank, timeout)
+        self._sock, self._welcome = _join(role, address, secret, rank, timeout, encrypt)
         self.size = int(self._welcome["size"])
         if self._welcome.get("elastic"):
             notice_silence(self._sock)  # no agent of ddlrun ends a process that is cut off, which may have to go on
@@ -59,7 +59,9 @@ class Client:
         self.close()
 
 
-def _join(role: str, address: str, secret: bytes, rank: int, timeout: float) -> Tuple[socket.socket, Dict[str, Any]]:
+def _join(
+    role: str, address: str, secret: bytes, rank: int, timeout: float, encrypt: bool
+) -> Tuple[socket.socket, Dict[str, Any]]:
     """Connect, prove the secret and claim the rank, trying again until the time is over."""
     try:
         host, port = parse_address(address)
@@ -71,8 +73,8 @@ def _join(role: str, address: str, secret: bytes, rank: int, timeout: float) -> 
         sock = None
         try:
             sock = socket.create_connection((host, port), timeout=max(0.01, deadline - clock.now()))
-            welcome = introduce(sock, hello, secret, deadline)
-            joined, sock = sock, None
+            joined, welcome = introduce(sock, hello, secret, deadline, encrypt)
+            sock = None
             return joined, welcome
         except (OSError, AuthError) as error:
             _check_retriable(error, address, rank)
@@ -88,19 +90,28 @@ def _join(role: str, address: str, secret: bytes, rank: int, timeout: float) -> 
         time.sleep(_RETRY)
 
 
-def introduce(sock: socket.socket, hello: Dict[str, Any], secret: bytes, deadline: float) -> Dict[str, Any]:
-    """Prove the secret on a new connection, say hello and return the store's welcome. ConfigError if it has none."""
+def introduce(
+    sock: socket.socket, hello: Dict[str, Any], secret: bytes, deadline: float, encrypt: bool
+) -> Tuple[socket.socket, Dict[str, Any]]:
+    """Prove the secret on a new connection and say hello. Return the socket to use, and the store's welcome.
+
+    ConfigError if it has none.
+    """
     if sock.getsockname() == sock.getpeername():
         # Nobody listens, and the kernel happened to give us the very port that we were calling.
         raise ConnectionRefusedError("nobody is listening there")
     sock.settimeout(None)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    prove_as_client(sock, secret, deadline)
-    send_frame(sock, hello, deadline)
-    welcome = recv_frame(sock, deadline)
-    if "error" in welcome:
-        raise ConfigError(f"rank {hello['rank']} cannot join the job: {welcome['error']}")
-    return welcome
+    proved = prove_as_client(sock, secret, deadline, encrypt=encrypt)
+    try:
+        send_frame(proved, hello, deadline)
+        welcome = recv_frame(proved, deadline)
+        if "error" in welcome:
+            raise ConfigError(f"rank {hello['rank']} cannot join the job: {welcome['error']}")
+    except BaseException:
+        proved.close()  # it may have taken ``sock`` over
+        raise
+    return proved, welcome
 
 
 def _check_retriable(error: Exception, address: str, rank: int) -> None:

@@ -43,7 +43,7 @@ _COUNTS_OF_A_STORE = 1 << 24  # which no store comes to
 _MOST_PROCESSES = 1 << 30  # of a job, one after the other
 
 #: Called in the server's thread with an agent's host number and what it said. When its connection is gone: ``gone``
-#: (silent: for how many seconds its host had not answered).
+#: (silent: for how many seconds its host had not answered; why: empty if it has just ended).
 FromAgent = Callable[[int, Message], None]
 
 
@@ -53,7 +53,7 @@ class StoreServer(ServerConnections):
     ``address`` is what clients connect to. With ``start=False`` they wait in the kernel's queue until ``start()``:
     for a launcher that forks before it has threads. ``close()`` is idempotent; it ends the thread and all
     connections. ``agents`` hosts may have an agent, whose messages go to ``from_agent``. One each, also after it has
-    gone, but for hosts that ``readmit`` names.
+    gone, but for hosts that ``readmit`` names. With ``encrypt`` nobody is let in who does not encrypt; else they may.
 
     With ``elastic`` ranks may come and go. ``witness``: this process is none of them, and votes, too. A successor of
     another store (``succeeds``) begins with the generation that there was, its own election, and whether something was
@@ -74,6 +74,7 @@ class StoreServer(ServerConnections):
         witness: bool = True,
         succeeds: Optional[Tuple[GenerationRecord, BallotNumber, bool]] = None,
         generation_formed: Callable[[Message], None] = lambda news: None,
+        encrypt: bool = False,
     ) -> None:
         if size < 1:
             raise InvalidArgument(f"a store for {size} ranks; a job has at least one")
@@ -100,7 +101,7 @@ class StoreServer(ServerConnections):
             self._pace.renumber(record.members)
         self._closing = threading.Lock()
         self._closed = False
-        super().__init__(check_secret(secret), host, port)
+        super().__init__(check_secret(secret), host, port, encrypt)
         self._wake, self._waker = socket.socketpair()
         self._wake.setblocking(False)
         self._selector.register(self._wake, selectors.EVENT_READ, self._deliver_posts)
@@ -299,14 +300,14 @@ class StoreServer(ServerConnections):
     def _gone(self, claim: Claim, reason: str, silent: float) -> None:
         if claim.role == "agent":
             self._departed.add(claim.rank)
-            self._from_agent(claim.rank, {"type": "gone", "silent": silent})
+            self._from_agent(claim.rank, {"type": "gone", "silent": silent, "why": reason})
             return
         if claim.role == "store":
             self._requests.dropped(claim.rank)
         else:
             if self._verdict.is_present(claim.rank):  # it has not said goodbye
-                how = f" ({reason})" if reason else ", as its connection closed without a goodbye,"
-                self._ends.setdefault(claim.rank, f"the process of rank {claim.rank} ended{how}")
+                how = f"the process of rank {claim.rank} ended, as its connection closed without a goodbye,"
+                self._ends.setdefault(claim.rank, f"rank {claim.rank} was lost ({reason})" if reason else how)
             now = clock.now()
             died = self._verdict.is_present(claim.rank)
             self._deliver(self._verdict.dropped(claim.rank, now, reason))

@@ -21,7 +21,7 @@ from ddl.net.newcomers import Complaints, Door
 from ddl.net.shortage import Shortage
 from ddl.store.messages import Message
 from ddl.store.server_connection import Claim, Connection
-from ddl.store.session import close_way
+from ddl.store.session import broken, close_way
 
 __all__ = ["HELLO_SECONDS", "ServerConnections"]
 
@@ -33,7 +33,7 @@ HELLO_SECONDS = 5.0  #: a connection that knows the secret but has not said who 
 class ServerConnections(abc.ABC):
     """Listens at ``host`` and ``port``, and has one selector loop. What is to be decided is up to a subclass."""
 
-    def __init__(self, secret: bytes, host: str, port: int) -> None:
+    def __init__(self, secret: bytes, host: str, port: int, encrypt: bool) -> None:
         self._claims: Dict[Tuple[str, int], Claim] = {}
         self._nameless: Dict[Connection, None] = {}  # they have proved the secret but not said hello; by age
         self._shortage = Shortage("no rank can join the store")
@@ -43,7 +43,7 @@ class ServerConnections(abc.ABC):
         self._everywhere = name[0] == "0.0.0.0"
         self._selector = selectors.DefaultSelector()  # the data of a key: a connection, or a function to be called
         complaints = Complaints("the job's store", self._shortage)
-        self._door = Door(listener, secret, self._selector, complaints, self._welcome)
+        self._door = Door(listener, secret, self._selector, complaints, self._welcome, encrypt=encrypt)
 
     # What a subclass decides.
 
@@ -105,8 +105,8 @@ class ServerConnections(abc.ABC):
         for way in list(claim.ways):
             try:
                 self._send(way, frame)
-            except OSError:
-                self._drop(way)
+            except OSError as error:
+                self._drop(way, broken(error))
 
     def _send(self, connection: Connection, data: bytes) -> None:
         if data and not connection.closed:
@@ -150,8 +150,8 @@ class ServerConnections(abc.ABC):
                 self._sent(connection)
             if events & selectors.EVENT_READ and not connection.closed:
                 return self._read(connection)
-        except OSError:
-            self._drop(connection)
+        except OSError as error:
+            self._drop(connection, broken(error))
         except ProtocolError as error:
             self._end(connection, f"it broke the store's protocol: {error}")
         return False
@@ -217,9 +217,9 @@ class ServerConnections(abc.ABC):
         self._belongs(connection, claim)
         for way in claim.ways:
             notice_silence(way.sock)  # or a network that is gone would not be missed
-        self._send(
-            connection, b"".join([encode_frame({**self._welcome_fields(claim), "got": connection.heard}), *lacking])
-        )
+        self._send(connection, encode_frame({**self._welcome_fields(claim), "got": connection.heard}))
+        for frame in lacking:  # each in a record of its own: the owner reads the welcome, and then waits for more
+            self._send(connection, frame)
 
     def _refuse(self, connection: Connection, problem: str) -> None:
         connection.closing = True

@@ -19,7 +19,7 @@ from typing import Deque, List, Optional
 from ddl.errors import ProtocolError
 from ddl.store.messages import Message
 
-__all__ = ["Session", "Way", "close_way"]
+__all__ = ["Session", "Way", "broken", "close_way"]
 
 _CONFIRM_EVERY = 16  #: messages
 
@@ -85,3 +85,10 @@ def close_way(sock: socket.socket, *, last: bool) -> None:
     if not last:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()
+
+
+def broken(error: OSError) -> str:
+    """Return why a connection is given up whose ends still live; "" if a process or a network may have ended."""
+    if not isinstance(error, ConnectionAbortedError):
+        return ""
+    return f"its connection to the store broke: {error.strerror or error}"

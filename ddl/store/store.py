@@ -19,8 +19,8 @@ class StoreClient(Client):
     Once the store is lost, every later call raises PeerLost.
     """
 
-    def __init__(self, address: str, secret: bytes, rank: int, timeout: float) -> None:
-        super().__init__("store", address, secret, rank, timeout)
+    def __init__(self, address: str, secret: bytes, rank: int, timeout: float, *, encrypt: bool = False) -> None:
+        super().__init__("store", address, secret, rank, timeout, encrypt)
         self._lock = threading.Lock()
         self._number = 0
         self._lost = ""

@@ -22,7 +22,7 @@ from ddl.net.address import notice_silence, silent_for
 from ddl.net.auth import FrameReader, encode_frame, write_all
 from ddl.net.interfaces import interfaces
 from ddl.store.client import STORE_GRACE, Client, introduce
-from ddl.store.session import Session, Way, close_way
+from ddl.store.session import Session, Way, broken, close_way
 
 __all__ = ["HostAgentClient", "WatchClient"]
 
@@ -54,10 +54,13 @@ class WatchClient(Client):
     For a selector loop: ``receive`` never blocks. One thread may receive while others send.
     """
 
-    def __init__(self, address: str, secret: bytes, rank: int, timeout: float, role: str = "watch") -> None:
-        super().__init__(role, address, secret, rank, timeout)
+    def __init__(
+        self, address: str, secret: bytes, rank: int, timeout: float, role: str = "watch", *, encrypt: bool = False
+    ) -> None:
+        super().__init__(role, address, secret, rank, timeout, encrypt)
         self._hello = {"role": role, "rank": rank, "token": self._welcome["token"]}
         self._secret = secret
+        self._encrypt = encrypt
         self._sending = threading.Lock()  # held for a whole message, or while a way begins
         self._changing = threading.Lock()  # the ways, the session; never held for long
         self._session = Session()
@@ -65,6 +68,7 @@ class WatchClient(Client):
         self._ready = select.epoll()
         self._received: Deque[Dict[str, Any]] = collections.deque()
         self._over = False  # no more is to come
+        self.broken = ""  #: why no way is left, if the store may still be there
         self._last_sign = 0.0  # when the kernel last heard of the store's host on a way that is lost
         self._closed = threading.Event()
         self._way_lost = threading.Event()
@@ -178,6 +182,7 @@ class WatchClient(Client):
                 return
             del self._ways[number]
             self._over |= not self._ways
+            self.broken = broken(error) if isinstance(error, OSError) and self._over else ""
             self._last_sign = max(self._last_sign, clock.now() - silent_for(way.sock))
             close_way(way.sock, last=not self._ways)
         log.debug("rank %d: lost the way to the store from %s: %s", self.rank, way.place.source, error)
@@ -256,9 +261,10 @@ class WatchClient(Client):
             sock.settimeout(_OPENING)
             sock.bind((place.source, 0))
             sock.connect(place.target)
+            got = self._session.got
+            sock, welcome = introduce(sock, {**self._hello, "got": got}, self._secret, deadline, self._encrypt)
             way = _SocketWay(sock, place, self._peer)
-            way.heard = self._session.got
-            welcome = introduce(sock, {**self._hello, "got": way.heard}, self._secret, deadline)
+            way.heard = got
             with self._sending:
                 with self._changing:
                     lacking = self._session.lacking(welcome.get("got"))
@@ -278,8 +284,8 @@ class WatchClient(Client):
 class HostAgentClient(WatchClient):
     """The connection of host ``host``'s agent; messages both ways are those of ddl/launch/agent/control.py."""
 
-    def __init__(self, address: str, secret: bytes, host: int, timeout: float) -> None:
-        super().__init__(address, secret, host, timeout, "agent")
+    def __init__(self, address: str, secret: bytes, host: int, timeout: float, *, encrypt: bool = False) -> None:
+        super().__init__(address, secret, host, timeout, "agent", encrypt=encrypt)
         notice_silence(self._sock)  # ddlrun may be stopped (Ctrl-Z) for as long as it likes, its host may not be gone
 
 

@@ -98,6 +98,26 @@ def test_processes_that_an_engine_uses_again(hosts: int, tmp_path: Path) -> None
         ]
 
 
+def does_as_the_driver_does(invitation: str) -> Tuple[bool, int]:
+    rank, size = as_an_engine_starts_it()
+    ddl.init(rendezvous=ddl.Rendezvous(rank, size, invitation))
+    return ddl.world().job.settings.encrypt, total(rank)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("word", ["0", "1"])
+def test_a_job_is_encrypted_if_its_driver_is_told_to(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine may have started its processes long before, without that variable."""
+    monkeypatch.setenv("DDL_ENCRYPT", word)
+    with ddl.JobStore(_SIZE) as store:
+        monkeypatch.delenv("DDL_ENCRYPT")
+        plain = {"DDL_ENCRYPT": "0", "DDL_SHM": "0"}
+        answers = ranks.run(
+            _SIZE, does_as_the_driver_does, store.invitation, initialise=False, env_of=lambda rank: plain
+        )
+    assert answers == [(word == "1", 3)] * _SIZE
+
+
 def hosts_that_are_known(folder: str) -> Tuple[int, ...]:
     rank, size = as_an_engine_starts_it()
     ddl.init(rendezvous=ddl.Rendezvous(rank, size, Broadcast(f"{folder}/job"), ["b", "a", "b"], "a test"))

@@ -30,7 +30,7 @@ def huge_header(sock: socket.socket) -> None:
 
 def wrong_secret(sock: socket.socket) -> None:
     """The handshake of ddl/net/auth.py to the letter, but with another secret."""
-    header = struct.pack("!4sBBxx", b"DDLa", 1, 1)
+    header = struct.pack("!4sBBxx", b"DDLa", 2, 1)
     sock.sendall(header + bytes(32))
     challenge = b""
     while len(challenge) < 72:
@@ -38,7 +38,7 @@ def wrong_secret(sock: socket.socket) -> None:
         if not piece:
             return
         challenge += piece
-    text = header + bytes(32) + challenge[8:40]
+    text = bytes([1]) + header + bytes(32) + challenge[:40]
     sock.sendall(hmac.new(b"not the secret!!", text, hashlib.sha256).digest())
     sock.recv(1)
 

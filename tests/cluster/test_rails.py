@@ -9,7 +9,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Callable, Dict, List
+from typing import IO, Callable, Dict, List, Sequence
 
 import pytest
 
@@ -170,9 +170,10 @@ def ways(cluster: Cluster, port: str, rail: int) -> int:
 @pytest.mark.slow
 @pytest.mark.faults
 @pytest.mark.parametrize("own_cluster", [EQUAL], indirect=True)
-def test_each_rail_is_lost_in_turn(own_cluster: Cluster) -> None:
+@pytest.mark.parametrize("options", [(), ("--encrypt",)], ids=["plain", "encrypted"])
+def test_each_rail_is_lost_in_turn(own_cluster: Cluster, options: Sequence[str]) -> None:
     """Also the one by which ddlrun found its ranks: nothing that they say is lost or comes twice."""
-    with start(own_cluster, 0, program=TALKATIVE) as job, ThreadPoolExecutor(1) as pool:
+    with start(own_cluster, 0, *options, program=TALKATIVE) as job, ThreadPoolExecutor(1) as pool:
         assert job.stdout is not None
         pid, store = job.stdout.readline().split()
         port = store.rpartition(":")[2]

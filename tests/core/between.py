@@ -1,12 +1,16 @@
-"""Somebody who sits between two ranks of a test, in the process of the one that makes the connection."""
+"""Somebody who sits between two ranks of a test, in the process of the one that makes the connection.
+
+He sees all, from the first byte of the proof on.
+"""
 
 from __future__ import annotations
 
-import select
 import socket
 import threading
 from types import ModuleType
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Dict, Optional, Tuple
+
+from carrying import carry
 
 from ddl import _core
 
@@ -32,26 +36,20 @@ class Between:
     def __exit__(self, *_: object) -> None:
         self._module.connect_data = self._connect
 
-    def _connect_through(self, *args: Any) -> socket.socket:
-        there = self._connect(*args)  # the proof, and what the connection is for
-        if self._rail is not None and self._rail != args[2]["stream"] // _core.STREAMS:
-            return there
+    def _connect_through(
+        self, address: Tuple[str, int], secret: bytes, hello: Dict[str, Any], *args: Any, **kwargs: Any
+    ) -> socket.socket:
+        if self._rail is not None and self._rail != hello["stream"] // _core.STREAMS:
+            return self._connect(address, secret, hello, *args, **kwargs)
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            near = socket.create_connection(listener.getsockname())
-            here = listener.accept()[0]
-        threading.Thread(target=self._carry, args=(here, there), daemon=True).start()
-        return near
+            threading.Thread(target=self._carry, args=(listener, address), daemon=True).start()
+            deadline, congestion = args[:2]  # no address to connect from: it is this host's
+            return self._connect(listener.getsockname(), secret, hello, deadline, congestion, **kwargs)
 
-    def _carry(self, here: socket.socket, there: socket.socket) -> None:
-        with here, there:
-            ways = {here: there, there: here}
-            while True:
-                for source in select.select(list(ways), [], [])[0]:
-                    try:
-                        data = source.recv(1 << 16)
-                        self.seen += data
-                        ways[source].sendall(self._change(data))
-                    except OSError:
-                        data = b""
-                    if not data:
-                        return
+    def _carry(self, listener: socket.socket, address: Tuple[str, int]) -> None:
+        with listener.accept()[0] as here, socket.create_connection(address) as there:
+            carry(here, there, self._pass_on)
+
+    def _pass_on(self, data: bytes) -> bytes:
+        self.seen += data
+        return self._change(data)

@@ -10,14 +10,16 @@ from typing import Any, Callable, Iterator, List, Tuple
 
 import numpy as np
 import pytest
+from proving import prove_as_server
 
 from ddl import _core, clock
 from ddl._comm import state_follower
 from ddl._comm.state_follower import StateFollower
 from ddl._comm.state_source import StateSource
 from ddl._comm.state_stripes import Piece, digests, stripe
-from ddl.bootstrap.encryption import accept_encrypted, connect_encrypted, plain_end
+from ddl.bootstrap.plain_end import plain_end
 from ddl.errors import Error
+from ddl.net.auth import prove_as_client
 
 SIZE = 100_003  # bytes, which no number of members divides
 PATIENCE = 60.0
@@ -49,10 +51,10 @@ class Trainer:
 
     def connect(self) -> socket.socket:
         own, theirs = socket.socketpair()
-        about = (b"a secret of the job", {"follows": 7}, clock.now() + PATIENCE)
+        about = (b"a secret of the job", clock.now() + PATIENCE)
 
         def serve() -> None:
-            with plain_end(own, accept_encrypted(own, *about)) if self.encrypts else own as plain:
+            with plain_end(prove_as_server(own, *about, read_ahead=True)) as plain:
                 try:
                     self.source.serve(plain)
                 except (OSError, Error):
@@ -60,7 +62,7 @@ class Trainer:
 
         self.threads.append(threading.Thread(target=serve, daemon=True))
         self.threads[-1].start()
-        return plain_end(theirs, connect_encrypted(theirs, *about)) if self.encrypts else theirs
+        return plain_end(prove_as_client(theirs, *about, encrypt=self.encrypts, read_ahead=True))
 
 
 class Newcomer:

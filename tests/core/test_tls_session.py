@@ -20,12 +20,21 @@ from typing import Callable, Iterator, List, Tuple
 import pytest
 
 from ddl import _core
-from ddl.bootstrap.encryption import plain_end
+from ddl.bootstrap.plain_end import plain_end
 from ddl.errors import PeerLost, ProtocolError
+from ddl.net.encryption import EncryptedSocket
 
 KEY = bytes(range(32))
 SECONDS = 60.0  # for what ends by itself
 _HEADER = 5  # bytes before each record: type, version, length
+
+
+def shaken(sock: socket.socket, server: bool, key: bytes = KEY, **options: int) -> _core.TlsSession:
+    """Return a session that has shaken hands."""
+    session = _core.TlsSession(sock.fileno(), server, key, True, **options)
+    while not session.shake_hands():
+        assert select.select([sock], [], [], SECONDS)[0], "the other end is silent"
+    return session
 
 
 class Wire:
@@ -51,7 +60,7 @@ class Wire:
 
         def serve() -> None:
             try:
-                sessions.append(_core.TlsSession(self.server.fileno(), True, server_key, SECONDS, **options))
+                sessions.append(shaken(self.server, True, server_key, **options))
             except Exception as error:
                 errors.append(error)
 
@@ -59,7 +68,7 @@ class Wire:
         between.start()
         server.start()
         try:
-            client = _core.TlsSession(self.client.fileno(), False, KEY, SECONDS, **options)
+            client = shaken(self.client, False, **options)
         finally:
             server.join()
             over.set()
@@ -186,7 +195,7 @@ def test_who_does_not_know_the_key_is_refused(wire: Wire) -> None:
 def test_who_does_not_encrypt_is_refused(wire: Wire) -> None:
     wire.server_side.sendall(b"DDL\0" * 100)
     with pytest.raises(ProtocolError, match="OpenSSL: "):
-        _core.TlsSession(wire.server.fileno(), True, KEY, SECONDS)
+        shaken(wire.server, True)
 
 
 #: Of somebody who has no more than a certificate: nobody shall trust it, whoever has signed it.
@@ -226,7 +235,7 @@ def test_a_certificate_is_no_key(wire: Wire, tmp_path: Path) -> None:
     thread = threading.Thread(target=pretend)
     thread.start()
     with pytest.raises(ProtocolError, match="certificate verify failed"):
-        client = _core.TlsSession(wire.client.fileno(), False, KEY, SECONDS)
+        client = shaken(wire.client, False)
         client.write(b"a gradient")
     wire.client.close()
     thread.join()
@@ -244,19 +253,14 @@ def test_who_offers_no_key_is_refused(wire: Wire) -> None:
     thread = threading.Thread(target=pretend)
     thread.start()
     with pytest.raises(ProtocolError, match="OpenSSL: "):
-        _core.TlsSession(wire.server.fileno(), True, KEY, SECONDS)
+        shaken(wire.server, True)
     wire.server.close()
     thread.join()
 
 
-def test_who_says_nothing_is_not_waited_for(wire: Wire) -> None:
-    with pytest.raises(ProtocolError, match="in time; does it encrypt"):
-        _core.TlsSession(wire.client.fileno(), False, KEY, 0.05)
-
-
 def test_a_key_has_32_bytes(wire: Wire) -> None:
     with pytest.raises(ValueError, match="32 bytes"):
-        _core.TlsSession(wire.client.fileno(), False, b"short", 1.0)
+        _core.TlsSession(wire.client.fileno(), False, b"short", True)
 
 
 def test_there_is_a_new_key_after_some_bytes(wire: Wire) -> None:
@@ -295,7 +299,8 @@ class Relays:
 
     def __init__(self, wire: Wire) -> None:
         client, server = wire.shake_hands()
-        self.near, self.far = (plain_end(*end) for end in ((wire.client, client), (wire.server, server)))
+        self.near = plain_end(EncryptedSocket(wire.client, client))
+        self.far = plain_end(EncryptedSocket(wire.server, server))
         self._wire = wire
         self._over = threading.Event()
         self._between = threading.Thread(target=wire._carry_all, args=(self._over,))
@@ -393,16 +398,9 @@ ENDS_LATE = """
 import socket, sys, threading, time
 from ddl import _core
 ends, plain = socket.socketpair(), socket.socketpair()
-sessions = [None, None]
-
-def shake(which):
-    sessions[which] = _core.TlsSession(ends[which].fileno(), which == 1, bytes(32), 60.0)
-
-threads = [threading.Thread(target=shake, args=(which,)) for which in (0, 1)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
+client, server = (_core.TlsSession(end.fileno(), end is ends[1], bytes(32), True) for end in ends)
+while not [session.shake_hands() for session in (client, server)] == [True, True]:
+    pass
 
 class Last:
     def __init__(self, close=plain[0].close, sleep=time.sleep):
@@ -411,7 +409,7 @@ class Last:
         self.close()
         self.sleep(0.5)  # while the interpreter ends, the thread comes back
 
-threading.Thread(target=_core.relay, args=(sessions[1], ends[1].fileno(), plain[1].fileno()), daemon=True).start()
+threading.Thread(target=_core.relay, args=(server, ends[1].fileno(), plain[1].fileno()), daemon=True).start()
 sys.last = Last()
 """
 

@@ -30,10 +30,11 @@ def ray() -> Iterator[Any]:
         yield ray
 
 
-def trains(folder: str, killed: int) -> Tuple[int, float, List[int]]:
+def trains(folder: str, killed: int, encrypted: bool) -> Tuple[int, float, List[int]]:
     """Train until three ranks were there, then fewer, then three again; each step adds one to ``total``."""
     import ddl.elastic
 
+    assert ddl.world().job.settings.encrypt == encrypted
     state = ddl.elastic.ObjectState(total=0.0, sizes=[])
     mark = Path(folder) / "killed"
 
@@ -52,13 +53,19 @@ def trains(folder: str, killed: int) -> Tuple[int, float, List[int]]:
     return ddl.rank(), state.total, state.sizes
 
 
-@pytest.mark.parametrize("killed", [0, 2])
+@pytest.mark.parametrize(("killed", "encrypted"), [(0, False), (2, True)])
 def test_an_actor_is_killed_and_another_one_joins(
-    ray: Any, tmp_path: Path, killed: int, caplog: pytest.LogCaptureFixture
+    ray: Any,
+    tmp_path: Path,
+    killed: int,
+    encrypted: bool,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("DDL_ENCRYPT", str(int(encrypted)))  # of the driver; the actors are not told by Ray
     executor = ElasticRayExecutor(PATIENT, min_workers=2, max_workers=3, elastic_timeout=120)
     executor.start(extra_env_vars={"OF_THE_USER": "1"})
-    results = executor.run(trains, kwargs={"folder": str(tmp_path), "killed": killed})
+    results = executor.run(trains, kwargs={"folder": str(tmp_path), "killed": killed, "encrypted": encrypted})
     executor.shutdown()
     assert [rank for rank, _, _ in results] == [0, 1, 2]
     sizes = results[0][2]

@@ -10,6 +10,7 @@ import time
 from typing import Callable, Iterator, List, Tuple
 
 import pytest
+from proving import prove_as_server
 
 from ddl.errors import ConfigError, PeerLost, ProtocolError, RendezvousError
 from ddl.net import auth
@@ -64,7 +65,7 @@ def test_same_secret_is_accepted_and_nothing_more_is_read(pair: Pair, secret: by
         auth.prove_as_client(client_socket, secret, in_seconds(60))
         client_socket.sendall(b"what follows")
 
-    assert both(client, lambda: auth.prove_as_server(other, secret, in_seconds(60))) == []
+    assert both(client, lambda: prove_as_server(other, secret, in_seconds(60))) == []
     assert other.recv(100) == b"what follows"
 
 
@@ -77,19 +78,19 @@ def test_other_secret_is_refused_by_both_sides(pair: Pair, secret: bytes) -> Non
         finally:
             client_socket.close()
 
-    raised = both(client, lambda: auth.prove_as_server(other, secret, in_seconds(60)))
+    raised = both(client, lambda: prove_as_server(other, secret, in_seconds(60)))
     assert [type(error) for error in raised] == [AuthError, AuthError]
     assert "does not know this job's secret" in str(raised[0]) + str(raised[1])
 
 
 @pytest.mark.parametrize(
-    "junk", [b"GET / HTTP/1.1\r\n\r\n" * 4, bytes(40), b"DDLa\x01\x02" + bytes(34), b"DDLa\x63\x01" + bytes(34)]
+    "junk", [b"GET / HTTP/1.1\r\n\r\n" * 4, bytes(40), b"DDLa\x02\x02" + bytes(34), b"DDLa\x63\x01" + bytes(34)]
 )
 def test_server_refuses_what_is_no_handshake(pair: Pair, secret: bytes, junk: bytes) -> None:
     client, other = pair
     client.sendall(junk)
     with pytest.raises(AuthError) as caught:
-        auth.prove_as_server(other, secret, in_seconds(60))
+        prove_as_server(other, secret, in_seconds(60))
     assert not caught.value.closed
     assert other.fileno() >= 0  # whoever opened it closes it
 
@@ -111,16 +112,16 @@ def test_a_reflected_handshake_is_refused(pair: Pair, secret: bytes) -> None:
     raised = both(lambda: auth.prove_as_client(client, secret, in_seconds(60)), mirror)
     assert [type(error) for error in raised] == [AuthError]
     proof = ServerProof(secret, "a stranger")
-    challenge = proof.feed(b"DDLa\x01\x01\x00\x00" + os.urandom(32))
+    challenge = proof.feed(b"DDLa\x02\x01\x00\x00" + os.urandom(32))
     with pytest.raises(AuthError, match="secret"):
         proof.feed(challenge[-32:])  # the server's own proof
 
 
 def test_a_recorded_handshake_is_refused(secret: bytes) -> None:
-    hello = b"DDLa\x01\x01\x00\x00" + bytes(32)
+    hello = b"DDLa\x02\x01\x00\x00" + bytes(32)
     first, second = ServerProof(secret, "x"), ServerProof(secret, "x")
     challenge = first.feed(hello)
-    recorded = auth._mac(secret, 1, hello[8:], challenge[8:40])
+    recorded = auth._mac(secret, 1, hello, challenge[:40])
     assert first.feed(recorded) == b"" and first.done
     second.feed(hello)
     with pytest.raises(AuthError):
@@ -130,11 +131,11 @@ def test_a_recorded_handshake_is_refused(secret: bytes) -> None:
 
 def test_the_handshake_may_come_in_single_bytes(secret: bytes) -> None:
     proof = ServerProof(secret, "x")
-    hello = b"DDLa\x01\x01\x00\x00" + bytes(32)
+    hello = b"DDLa\x02\x01\x00\x00" + bytes(32)
     answers = [proof.feed(hello[i : i + 1]) for i in range(40)]
     assert [len(answer) for answer in answers] == [0] * 39 + [72]
     assert proof.wanted == 32
-    for byte in auth._mac(secret, 1, hello[8:], answers[-1][8:40]):
+    for byte in auth._mac(secret, 1, hello, answers[-1][:40]):
         assert not proof.done
         proof.feed(bytes([byte]))
     assert proof.done
@@ -144,16 +145,16 @@ def test_silence_and_hanging_up_end_the_handshake(pair: Pair, secret: bytes) -> 
     client, other = pair
     begin = time.monotonic()
     with pytest.raises(AuthError, match="deadline") as silent:
-        auth.prove_as_server(other, secret, in_seconds(0.05))
+        prove_as_server(other, secret, in_seconds(0.05))
     assert time.monotonic() - begin > 0.04
     client.close()
     with pytest.raises(AuthError, match="closed") as gone:
-        auth.prove_as_server(other, secret, in_seconds(60))
+        prove_as_server(other, secret, in_seconds(60))
     assert silent.value.closed and gone.value.closed
 
 
 def test_a_short_secret_is_refused(pair: Pair) -> None:
-    for prove in (auth.prove_as_client, auth.prove_as_server):
+    for prove in (auth.prove_as_client, prove_as_server):
         with pytest.raises(ConfigError, match="15 bytes"):
             prove(pair[0], bytes(15), in_seconds(1))
 

@@ -1,4 +1,7 @@
-"""A store with a secret, and a way to open clients that are closed again whatever the test does."""
+"""A store with a secret, and a way to open clients that are closed again whatever the test does.
+
+Each test that opens them so runs twice: with clients that encrypt, too.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +29,23 @@ def server() -> Iterator[StoreServer]:
         yield running
 
 
+@pytest.fixture(params=[False, True], ids=["plain", "encrypted"])
+def encrypt(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
 @pytest.fixture
-def connect(server: StoreServer) -> Iterator[Callable[[int], StoreClient]]:
+def connect(server: StoreServer, encrypt: bool) -> Iterator[Callable[[int], StoreClient]]:
     with contextlib.ExitStack() as stack:
-        yield lambda rank: stack.enter_context(StoreClient(server.address, SECRET, rank, 60))
+        yield lambda rank: stack.enter_context(StoreClient(server.address, SECRET, rank, 60, encrypt=encrypt))
 
 
 @pytest.fixture
-def watch(server: StoreServer) -> Iterator[Callable[[int], WatchClient]]:
+def watch(server: StoreServer, encrypt: bool) -> Iterator[Callable[[int], WatchClient]]:
     opened: List[WatchClient] = []
 
     def open_one(rank: int) -> WatchClient:
-        opened.append(WatchClient(server.address, SECRET, rank, 60))
+        opened.append(WatchClient(server.address, SECRET, rank, 60, encrypt=encrypt))
         return opened[-1]
 
     yield open_one

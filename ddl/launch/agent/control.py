@@ -3,7 +3,8 @@
 The invitation
     One JSON line that an agent is started with, through a channel that no stranger reads (ssh's standard input, or the
     environment that srun and mpiexec carry): ``secret``, ``addresses`` of ddlrun's store, ``host`` (its number; null
-    where the launcher's own variables tell it), ``timeout`` in seconds.
+    where the launcher's own variables tell it), ``timeout`` in seconds; ``encrypt`` and ``openssl``: as DDL_ENCRYPT
+    and DDL_OPENSSL.
 From an agent
     ``hello`` (name, version, python); ``ready`` (address, token, port): it can start its ranks, has a port there, and
     keeps that port; ``met`` (problems, warnings): what it found at the others' ports; ``problem`` text: it cannot
@@ -12,7 +13,8 @@ From an agent
     (dumps.py), and ``recorded`` after the last one of all its ranks; ``samples`` (ranks: what each does now);
     ``operations`` (news: of ranks, as records/follow.py makes them); ``clock`` (number, time, kernel): the answer to
     ``clock``; ``done``: all have ended, it leaves.
-    If its connection is lost the store's server says ``gone`` (silent: seconds) in its place.
+    If its connection is lost the store's server says ``gone`` (silent: seconds, why: if it has not just ended) in its
+    place.
 To an agent
     ``job`` (what ``Assignment`` holds), answered by ``ready``; ``meet`` (peers: number, name, address and token of each
     host), answered by ``met``; ``go`` (address, port: of rank 0's host): start the ranks; ``signal`` number: stop the
@@ -47,7 +49,7 @@ from ddl.launch.ask.placement import Placement
 
 __all__ = ["INVITATION", "Assignment", "Entrance", "Invitation", "assignment_of", "cut_off", "gone_since"]
 
-#: Variables of ddlrun that ranks on other hosts get, too (others need --env). They are sent unencrypted.
+#: Variables of ddlrun that ranks on other hosts get, too (others need --env). Only --encrypt encrypts them.
 _CARRIED = (
     *("DDL_", "HOROVOD_", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "PYTHON", "CONDA_", "NCCL_", "UCX_"),
     *("TORCH_", "TF_", "KERAS_"),
@@ -67,6 +69,8 @@ class Invitation:
     addresses: Tuple[str, ...]
     host: Optional[int]
     timeout: float
+    encrypt: bool
+    openssl: str
 
     def text(self) -> str:
         """Return the line that ``parse`` reads."""
@@ -148,21 +152,22 @@ class Assignment:
         )
 
 
-def gone_since(silent: float) -> str:
+def gone_since(silent: float, why: str = "") -> str:
     """Return what ddlrun says of a host whose agent it has lost, after ``silent`` seconds without a sign of it."""
     since = time.strftime(_CLOCK, time.localtime(time.time() - silent))
     return (
-        f"the connection to its agent is gone since {since} (host or network down, or it was killed); what is cut "
-        "off there ends by itself"
+        f"the connection to its agent is gone since {since} ({why or 'host or network down, or it was killed'}); what "
+        "is cut off there ends by itself"
     )
 
 
-def cut_off(host: str, ddlrun: str, silent: float, ranks: str) -> str:
+def cut_off(host: str, ddlrun: str, silent: float, ranks: str, why: str = "") -> str:
     """Return the last words of the agent on ``host``, which has heard nothing of ``ddlrun`` for ``silent`` seconds."""
     since = time.strftime(_CLOCK, time.localtime(time.time() - silent))
+    why = why or "its host or the network is down, or ddlrun was killed"
     return (
-        f"ddlrun's agent on {host}: the connection to ddlrun at {ddlrun} is lost since {since} (its host or the "
-        f"network is down, or ddlrun was killed); so {ranks} here cannot go on: ended"
+        f"ddlrun's agent on {host}: the connection to ddlrun at {ddlrun} is lost since {since} ({why}); so {ranks} "
+        "here cannot go on: ended"
     )
 
 

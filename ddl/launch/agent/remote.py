@@ -24,6 +24,7 @@ from ddl.launch.agent.rank_environ import keep_port
 from ddl.launch.agent.reach import TokenPort
 from ddl.launch.agent.remote_agent import FixedAgentCourse, RemoteHostAgent
 from ddl.net.address import format_address
+from ddl.net.encryption import prepare_encryption
 from ddl.store.watch import HostAgentClient
 
 __all__ = ["attend", "call", "main"]
@@ -51,6 +52,7 @@ def _host_number(invitation: Invitation, environ: Mapping[str, str]) -> int:
 
 def call(invitation: Invitation, host: int) -> HostAgentClient:
     """Connect to ddlrun by the first of its addresses at which it answers."""
+    prepare_encryption(invitation.encrypt, invitation.openssl)
     deadline = clock.now() + invitation.timeout
     problems: Dict[str, str] = {}  # the last one of each address
     while True:
@@ -58,9 +60,8 @@ def call(invitation: Invitation, host: int) -> HostAgentClient:
             remaining = deadline - clock.now()
             share = max(1.0, remaining / len(invitation.addresses))
             try:
-                return HostAgentClient(
-                    address, invitation.secret, host, min(remaining, share) if remaining > 0 else 0.1
-                )
+                patience = min(remaining, share) if remaining > 0 else 0.1
+                return HostAgentClient(address, invitation.secret, host, patience, encrypt=invitation.encrypt)
             except RendezvousError as error:
                 problems[address] = str(error)
         if clock.now() >= deadline:

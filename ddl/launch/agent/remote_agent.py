@@ -263,7 +263,8 @@ class RemoteHostAgent:
         What they did last is kept on this host: there is no ddlrun that could do it.
         """
         ranks = name_ranks(sorted(worker.rank for worker in running))
-        message = cut_off(socket.gethostname(), self._control.address, self._control.silent(), ranks)
+        control = self._control
+        message = cut_off(socket.gethostname(), control.address, control.silent(), ranks, control.broken)
         dumps = self.ranks.take_dumps()
         lines = [message]
         if dumps:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Optional, Tuple
 
+from ddl.bootstrap.environ import Settings
 from ddl.launch.ask.elastic_options import ElasticOptions
 from ddl.launch.ask.listening import ListeningAddress
 from ddl.launch.ask.placement import UNPLACED, Placement
@@ -57,6 +59,11 @@ class RunConfig:
     elastic: Optional[ElasticOptions] = None  #: ranks come and go; None: the first that fails ends the job
     dry_run: bool = False  #: print what would be started, and start nothing
     notes: Tuple[str, ...] = ()  #: what the user is to know before the job starts
+
+    @property
+    def settings(self) -> Settings:
+        """The ranks' settings, as far as they are known here: by ddlrun's environment and ``environ``."""
+        return Settings.from_environ({**os.environ, **dict(self.environ)})
 
     @property
     def is_local(self) -> bool:

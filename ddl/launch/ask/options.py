@@ -102,7 +102,7 @@ _HOSTS: Tuple[_Option, ...] = (
     (("-i", "--ssh-identity-file"), {"metavar": "FILE", "help": "ssh: the key to use"}),
     (
         ("--encrypt",),
-        {"action": "store_true", "help": "encrypt what ranks send one another over TCP (sets DDL_ENCRYPT)"},
+        {"action": "store_true", "help": "encrypt all TCP connections of the job (sets DDL_ENCRYPT)"},
     ),
     (("--tcp",), {"action": "store_true", "help": "use TCP between hosts, as DDL always does"}),
 )

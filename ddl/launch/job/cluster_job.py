@@ -37,6 +37,7 @@ from ddl.launch.job.rank_ends import RankEnds
 from ddl.launch.launchers import Start
 from ddl.launch.timeline.cluster_timeline import ClusterTimeline
 from ddl.net.address import parse_address
+from ddl.net.encryption import prepare_encryption
 from ddl.records.dump import RankDump
 from ddl.records.sample import RankSample
 from ddl.store.messages import Message
@@ -65,6 +66,8 @@ class ClusterJob:
         sinks: Optional[Tuple[Sink, Sink]] = None,
         course: Callable[[ClusterJob], ClusterCourse],
     ) -> None:
+        settings = config.settings
+        prepare_encryption(settings.encrypt, settings.openssl)  # what is missing is said before anything starts
         self.config = config
         self._patient = patient
         self.output = JobOutput(config, sinks)
@@ -223,7 +226,7 @@ class ClusterJob:
         kind = message["type"]
         if kind == "gone":
             if not host.over:
-                self.lost(host, gone_since(message["silent"]))
+                self.lost(host, gone_since(message["silent"], message["why"]))
         elif kind in ("hello", "ready", "met"):
             host.said[kind] = message
             if kind == "hello":

@@ -40,7 +40,8 @@ class ElasticLocalCourse:
         self._started = False
 
     def make_store(self, secret: bytes) -> StoreServer:
-        return elastic_store(secret, self._job.config.num_proc, self._options, self._course.post)
+        config = self._job.config
+        return elastic_store(secret, config.num_proc, self._options, self._course.post, encrypt=config.settings.encrypt)
 
     def first_ranks(self, store: str, secret: bytes) -> List[Identity]:
         self._store, self._secret = store, secret

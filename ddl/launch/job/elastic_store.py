@@ -28,6 +28,7 @@ def elastic_store(
     options: ElasticOptions,
     formed: Callable[[RanksFormed], None],
     *,
+    encrypt: bool,
     host: str = "127.0.0.1",
     port: int = 0,
     agents: int = 0,
@@ -48,6 +49,7 @@ def elastic_store(
         from_agent=from_agent,
         elastic=ElasticLimits(min_size=options.min_np, patience=options.timeout + _LONGER_THAN_DDLRUN),
         generation_formed=told,
+        encrypt=encrypt,
     )
 
 

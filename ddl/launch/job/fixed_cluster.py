@@ -32,8 +32,16 @@ class FixedClusterCourse:
     def make_store(self) -> StoreServer:
         size, agents = self._job.placement.size, self._job.agents
         port = 0 if agents.entrance is None else agents.entrance.port
-        count, heard = len(agents.hosts), agents.from_agent
-        return StoreServer(agents.secret, size, "0.0.0.0", port, start=False, agents=count, from_agent=heard)
+        return StoreServer(
+            agents.secret,
+            size,
+            "0.0.0.0",
+            port,
+            start=False,
+            agents=len(agents.hosts),
+            from_agent=agents.from_agent,
+            encrypt=self._job.config.settings.encrypt,
+        )
 
     def gathered(self) -> None:
         pass

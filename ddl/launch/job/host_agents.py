@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import os
 import secrets
 import select
 import socket
@@ -16,7 +15,6 @@ from functools import partial
 from typing import Callable, Deque, Dict, Iterator, List, Optional, Tuple
 
 from ddl import clock
-from ddl.bootstrap.environ import Settings
 from ddl.launch.agent.control import Entrance, Invitation
 from ddl.launch.agent.guard import Guard
 from ddl.launch.agent.loop import Handlers, drain
@@ -70,7 +68,12 @@ class HostAgents:
     @property
     def start_timeout(self) -> float:
         """Seconds that hosts have to come."""
-        return Settings.from_environ({**os.environ, **dict(self._config.environ)}).start_timeout
+        return self._config.settings.start_timeout
+
+    def invitation(self, addresses: Tuple[str, ...], host: Optional[int]) -> Invitation:
+        """Return what the agent of ``host`` has to know (None: the launcher's variables tell it which host it is)."""
+        settings = self._config.settings
+        return Invitation(self.secret, addresses, host, settings.start_timeout, settings.encrypt, settings.openssl)
 
     def launch(self, start: Start, guard: Optional[Guard]) -> None:
         """Start agents. ``guard`` ends what starts them if ddlrun is killed."""
@@ -80,7 +83,7 @@ class HostAgents:
         names = [self.hosts[number].name for number in start.hosts]
         own = addresses_towards([bare_name(name) for name in (*names, *others)])
         known = tuple(format_address(address, port) for address in own)
-        self._launches.begin(start, Invitation(self.secret, known, start.host, self.start_timeout), guard)
+        self._launches.begin(start, self.invitation(known, start.host), guard)
 
     def post(self, host: int, message: Message) -> None:
         """Send a message to the agent of a host."""

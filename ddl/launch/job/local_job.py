@@ -23,6 +23,7 @@ from ddl.launch.ask.config import RunConfig
 from ddl.launch.job.job_display import JobDisplay
 from ddl.launch.job.job_output import JobOutput
 from ddl.launch.timeline.job_timeline import JobTimeline
+from ddl.net.encryption import prepare_encryption
 from ddl.records.dump import JobEnd, RankDump
 from ddl.records.follow import RankNews
 from ddl.records.sample import RankSample
@@ -82,6 +83,8 @@ class LocalJob:
         conclude: Optional[Callable[[LocalJob], int]] = None,
         scratch: Optional[Path] = None,
     ) -> None:
+        settings = config.settings
+        prepare_encryption(settings.encrypt, settings.openssl)  # what is missing is said before anything starts
         self.config = config
         self._conclude = conclude
         self.output = JobOutput(config)
@@ -251,7 +254,8 @@ class FixedLocalCourse:
         self._job = job
 
     def make_store(self, secret: bytes) -> StoreServer:
-        return StoreServer(secret, self._job.config.num_proc, start=False)
+        config = self._job.config
+        return StoreServer(secret, config.num_proc, start=False, encrypt=config.settings.encrypt)
 
     def first_ranks(self, store: str, secret: bytes) -> List[Identity]:
         size = self._job.config.num_proc

@@ -56,17 +56,17 @@ def hosts(head: str, count: int) -> Tuple[Host, ...]:
 def run(config: RunConfig, environ: MutableMapping[str, str]) -> int:
     """Be one pod of the job; return its exit status. The secret is taken out of ``environ``.
 
-    Otherwise it would be among the variables that the head passes on, over connections that are not encrypted.
+    Otherwise it would be among the variables that the head passes on, over connections that may not be encrypted.
     """
     placement = config.placement
     secret = _secret(environ.pop(_SECRET, ""))
     number = _number(environ.get(NUMBER, ""), len(placement.hosts))
     failures = _failures(environ.get(FAILURES, ""))
     if number > 0:
-        patience = Settings.from_environ({**environ, **dict(config.environ)}).start_timeout
+        settings = config.settings
         if config.elastic is None:
-            return _attend(config.head, secret, number, patience)
-        return _attend_elastic(config.head, secret, number, patience, failures)
+            return _attend(config.head, secret, number, settings)
+        return _attend_elastic(config.head, secret, number, settings, failures)
     own = Start((0,), (sys.executable, "-m", "ddl.launch.agent.remote"), 0, True, placement.hosts[0])
     entrance = Entrance(parse_address(config.head)[1], secret)
     if config.elastic is None:
@@ -116,10 +116,10 @@ def _failures(text: str) -> int:
     return int(text or "0")
 
 
-def _attend_elastic(head: str, secret: bytes, number: int, patience: float, failures: int) -> int:
+def _attend_elastic(head: str, secret: bytes, number: int, settings: Settings, failures: int) -> int:
     """Be the agent of pod ``number``; say by the status whether another one makes sense after it."""
     try:
-        status = _attend(head, secret, number, patience)
+        status = _attend(head, secret, number, settings)
     except RendezvousError as error:
         if failures == 0:
             raise
@@ -127,11 +127,11 @@ def _attend_elastic(head: str, secret: bytes, number: int, patience: float, fail
     return FINAL if status == 1 else status  # 1: pod 0 had ended the job, or it cannot use this pod, as its log says
 
 
-def _attend(head: str, secret: bytes, number: int, patience: float) -> int:
+def _attend(head: str, secret: bytes, number: int, settings: Settings) -> int:
     """Be the agent of pod ``number``."""
     # The first process of a container ignores signals that it does not ask for. The ranks' agent will, later.
     signal.signal(signal.SIGTERM, _leave)
-    with _call(head, secret, number, patience) as control:
+    with _call(head, secret, number, settings) as control:
         return remote.attend(control, secret)
 
 
@@ -139,19 +139,22 @@ def _leave(number: int, frame: Optional[FrameType]) -> None:
     sys.exit(128 + number)
 
 
-def _call(head: str, secret: bytes, number: int, patience: float) -> HostAgentClient:
+def _call(head: str, secret: bytes, number: int, settings: Settings) -> HostAgentClient:
     """Connect to pod 0, which may start minutes later, and whose name is not known before.
 
     It may also refuse this pod for a while (ConfigError), as it has not seen yet that one with this number is gone.
     The ranks are given its address, not its name: hundreds of them at once would ask the name server.
     """
     name, port = parse_address(head)
+    patience = settings.start_timeout
     deadline = clock.now() + patience
     while True:
         try:
             address = socket.getaddrinfo(name, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
             attempt = max(0.1, min(_ATTEMPT, deadline - clock.now()))
-            return remote.call(Invitation(secret, (format_address(str(address), port),), number, attempt), number)
+            known = (format_address(str(address), port),)
+            invitation = Invitation(secret, known, number, attempt, settings.encrypt, settings.openssl)
+            return remote.call(invitation, number)
         except (socket.gaierror, RendezvousError, ConfigError) as error:
             if clock.now() + _PAUSE >= deadline:
                 within = f"within {patience:g} s (--start-timeout)"

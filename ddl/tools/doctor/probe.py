@@ -17,6 +17,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 from ddl.bootstrap.environ import Identity, Settings
 from ddl.errors import Error
 from ddl.launch.agent.reach import TOKEN, Attempt, Target, connect_all
+from ddl.net.encryption import prepare_encryption
 from ddl.net.interfaces import Interface, interfaces
 from ddl.store.store import StoreClient
 from ddl.tools.doctor.facts import HostLink, Task
@@ -186,7 +187,9 @@ def main() -> int:
     """Be one rank; return its exit status."""
     task = Task.parse(sys.argv[1])
     identity, settings = Identity.from_environ(), Settings.from_environ()
-    with StoreClient(identity.store, identity.secret, identity.rank, task.patience) as store:
+    encrypt = settings.encrypt
+    prepare_encryption(encrypt, settings.openssl)
+    with StoreClient(identity.store, identity.secret, identity.rank, task.patience, encrypt=encrypt) as store:
         problem = _Probe(task, identity, settings, store).run()
     proof: Dict[str, Any] = {"problem": f"the native core cannot be loaded: {problem}"}
     if not problem:
