@@ -204,6 +204,17 @@ def test_each_trouble_has_its_verdict_and_no_other(case: Case) -> None:
     assert "\n" not in line and line.startswith(level)
 
 
+def test_a_host_without_openssl_is_no_trouble_until_a_job_wants_to_encrypt() -> None:
+    facts = on_b(encryption_problem="encryption needs OpenSSL, and there is none")
+    said = [(v.level, v.hosts, v.text) for v in verdicts.judge(facts) if v.check == "encryption"]
+    assert said == [
+        (OK, ("a",), "jobs can be encrypted (ddlrun --encrypt)"),
+        (OK, ("b",), "no job can use --encrypt: encryption needs OpenSSL, and there is none"),
+    ]
+    (trouble,) = bad(with_problem("ddlrun's agent on b: encryption needs OpenSSL, and neither libssl.so.3 nor …"))
+    assert (trouble.level, trouble.check) == (ERROR, "encryption") and "libssl3" in trouble.remedy
+
+
 def test_all_is_well() -> None:
     judged = verdicts.judge(healthy())
     assert {verdict.level for verdict in judged} == {OK}

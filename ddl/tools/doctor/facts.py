@@ -69,6 +69,7 @@ class Local:
     memfd_problem: str = ""
     container: str = ""  #: what kind of container this is, if it is one
     refused: Tuple[str, ...] = ()  #: system calls, used by DDL, that are not allowed
+    encryption_problem: str = ""  #: why no connection can be encrypted
     gpus: HostGpus = HostGpus()
 
     @property

@@ -19,7 +19,9 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Typ
 from ddl import clock
 from ddl._version import __version__
 from ddl.bootstrap.cores import quota
+from ddl.errors import ResourceError
 from ddl.launch.ask.hosts import bare_name
+from ddl.net.encryption import prepare_encryption
 from ddl.net.interfaces import interfaces, source_towards
 from ddl.tools.doctor.facts import Local, Task
 from ddl.tools.doctor.gpus import GpuInquiry
@@ -65,6 +67,7 @@ def examine(task: Task, chosen: str, peers: Mapping[int, str]) -> Local:
             memfd_problem=_memfd_problem(),
             container=_container(os.environ),
             refused=_refused(),
+            encryption_problem=_encryption_problem(),
             gpus=inquiry.result(),
         )
 
@@ -76,6 +79,14 @@ def _core_problem() -> str:
         _core.arena_fd()  # takes the memory that a job would take
     except Exception as error:  # whatever it is: it is what a rank would die of
         return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _encryption_problem() -> str:
+    try:
+        prepare_encryption(True, os.environ.get("DDL_OPENSSL", ""))
+    except ResourceError as error:
+        return str(error)
     return ""
 
 

@@ -124,4 +124,14 @@ def container(facts: Facts) -> List[Verdict]:
     return each_host(facts, "container", "nothing that DDL asks of the kernel is refused", problems)
 
 
-CHECKS = (descriptors, memlock, shm, memfd, sharing, cpus, container)
+def encryption(facts: Facts) -> List[Verdict]:
+    """Whether jobs may have ``--encrypt``; the others do not need it, so its lack is no trouble."""
+
+    def problems(host: HostFacts, local: Local) -> _Problems:
+        if local.encryption_problem:
+            yield OK, f"no job can use --encrypt: {local.encryption_problem}", ""
+
+    return each_host(facts, "encryption", "jobs can be encrypted (ddlrun --encrypt)", problems)
+
+
+CHECKS = (descriptors, memlock, shm, memfd, sharing, cpus, container, encryption)

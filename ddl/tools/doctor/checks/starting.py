@@ -40,6 +40,11 @@ _SAYINGS: Tuple[Tuple[str, str, str], ...] = (
         "install DDL for that Python on the host, or set PYTHONPATH, which is passed on, to a place that it has, too",
     ),
     (
+        r"encryption needs OpenSSL|DDL_OPENSSL=",
+        "encryption",
+        "install OpenSSL 1.1.1 or later on the host (Debian: libssl3; conda: openssl), or do without --encrypt",
+    ),
+    (
         r"status 12[67]\b|[Nn]o such file or directory|not found",
         "python",
         "install the same Python, or virtual environment, at the same path on every host",
