@@ -94,9 +94,11 @@ struct alignas(128) Board {
   std::atomic<uint32_t> writing[kLanes], storing[kLanes];
   // Others read these often, so they have a line of their own.
   alignas(64) std::atomic<uint32_t> taken_back;  // 1: operations of the owner have failed, so its arrays may be gone
-  std::atomic<uint32_t> left;  // 1: the owner has shut the communicator down, and touches no memory of others
-  ProcessMark mark;            // of the owner; never changes
-  uint64_t gate;               // of the owner, an address; never changes
+  // A number of this board's own while its owner may touch memory of others. When it has shut the communicator down,
+  // 0. Then, when the board is freed, whatever else comes to lie there.
+  std::atomic<uint64_t> present;
+  ProcessMark mark;  // of the owner; never changes
+  uint64_t gate;     // of the owner, an address; never changes
 
   std::atomic<uint64_t>* ring_offset(int rank, int stream) {
     return reinterpret_cast<std::atomic<uint64_t>*>(this + 1) + rank * kStreams + stream;

@@ -17,6 +17,12 @@ namespace {
 
 constexpr Nanoseconds kLongestCall = 10 * kSecond;  // of the kernel: memory may have to come from a slow disk
 
+// Another one at each call, and one that is hardly to be found in anything else.
+uint64_t number_of_board() {
+  static std::atomic<uint64_t> boards{0};
+  return (KernelRead::own_mark().number[1] + boards.fetch_add(2)) | 1;
+}
+
 }  // namespace
 
 Neighbourhood::Neighbourhood(int rank, int size, int64_t read_from)
@@ -25,12 +31,14 @@ Neighbourhood::Neighbourhood(int rank, int size, int64_t read_from)
       read_from_(read_from),
       boards_(static_cast<size_t>(size)),
       memories_(static_cast<size_t>(size)),
-      marks_(static_cast<size_t>(size)) {
+      marks_(static_cast<size_t>(size)),
+      numbers_(static_cast<size_t>(size)) {
   void* memory = Arena::process().allocate(Board::bytes(size_), alignof(Board));
   std::memset(memory, 0, Board::bytes(size_));
   own_board_ = static_cast<Board*>(memory);
   own_board_->mark = KernelRead::own_mark();
   own_board_->gate = gate_.address();
+  own_board_->present.store(number_of_board(), std::memory_order_release);
 }
 
 Neighbourhood::~Neighbourhood() { Arena::process().free(own_board_); }
@@ -46,6 +54,7 @@ void Neighbourhood::add(int rank, std::shared_ptr<PeerMemory> memory, uint64_t b
   boards_[rank] = reinterpret_cast<Board*>(memory->at(board_offset));
   memories_[rank] = std::move(memory);
   marks_[rank] = boards_[rank]->mark;
+  numbers_[rank] = boards_[rank]->present.load(std::memory_order_acquire);
   if (read_from_ != 0 && memories_[rank]->pid() != 0 &&
       KernelRead::find(memories_[rank]->pid(), marks_[rank]) == KernelRead::Outcome::kDone) {
     const char byte = 1;
@@ -131,11 +140,11 @@ bool Neighbourhood::await_end(int peer, const std::atomic<uint32_t>& word, Nanos
   const uint32_t begun = word.load(std::memory_order_seq_cst);
   if (begun % 2 == 0) return false;
   const auto ended = [&] { return word.load(std::memory_order_acquire) != begun; };
-  while (!ended() && memory.alive() && (memory.pid() == 0 || KernelWrite::may_be_at_work(memory.pid())) &&
-         now_ns() < until) {
+  while (!ended() && present(peer) && memory.alive() &&
+         (memory.pid() == 0 || KernelWrite::may_be_at_work(memory.pid())) && now_ns() < until) {
     ::usleep(50);
   }
-  return !ended();
+  return !ended() && present(peer);
 }
 
 std::vector<std::pair<int, int>> Neighbourhood::stuck() const {
@@ -154,9 +163,8 @@ std::vector<std::pair<int, int>> Neighbourhood::stuck() const {
 }
 
 bool Neighbourhood::deserted() const {
-  return std::all_of(neighbours_.begin(), neighbours_.end(), [this](int peer) {
-    return boards_[peer]->left.load(std::memory_order_acquire) != 0 || !memories_[peer]->alive();
-  });
+  return std::all_of(neighbours_.begin(), neighbours_.end(),
+                     [this](int peer) { return !present(peer) || !memories_[peer]->alive(); });
 }
 
 void Neighbourhood::wake(const std::vector<int>& peers, LaneId lane) const {

@@ -55,7 +55,10 @@ class Neighbourhood {
   // Their ends must be seen still: see PeerMemory::close_socket.
   std::vector<std::pair<int, int>> stuck() const;
   // This rank will not touch memory of others any more.
-  void leave() const { own_board_->left.store(1, std::memory_order_release); }
+  void leave() const {
+    own_board_->present.store(0, std::memory_order_release);
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // before anything else comes to lie there
+  }
   // Whether the same holds for all neighbours: they have left as well, or their processes have ended.
   bool deserted() const;
 
@@ -78,6 +81,10 @@ class Neighbourhood {
   void wake(const std::vector<int>& peers, LaneId lane) const;
 
  private:
+  // Whether the peer has not left. What lies where its board was means nothing once it has.
+  bool present(int peer) const {
+    return boards_[peer]->present.load(std::memory_order_acquire) == numbers_[peer] && numbers_[peer] != 0;
+  }
   // Of a copy from or to the peer, as the operation sees it.
   KernelRead::Outcome seen(int peer, KernelRead::Outcome outcome) const;
   // Whether all neighbours can do this with private memory of this rank.
@@ -93,6 +100,7 @@ class Neighbourhood {
   std::vector<Board*> boards_;
   std::vector<std::shared_ptr<PeerMemory>> memories_;
   std::vector<ProcessMark> marks_;
+  std::vector<uint64_t> numbers_;  // the numbers of their boards
   std::vector<int> neighbours_;
   mutable std::atomic<bool> read_by_all_{false}, written_by_all_{false};  // once true, it stays so
 };

@@ -70,3 +70,26 @@ def test_a_rank_that_is_not_stopped_is_not_stuck() -> None:
     assert ranks.run(2, amid_a_store, False)[0][0] == []
     (found, at), (_, stored) = ranks.run(2, amid_a_store, True)
     assert found == [] and at >= stored
+
+
+def left_and_used_again(fill: int) -> Tuple[bool, List[int]]:
+    """Both ranks leave; then rank 1 has other things where its board was. Return what rank 0 takes rank 1 for."""
+    group, arena = ddl.world()._group, mmap.mmap(_core.arena_fd(), 0)
+    board = group.core.board_offset
+    if ddl.rank() == 0:
+        struct.pack_into("I", arena, board + _core.BOARD_TAKEN_BACK, 1)  # as if an operation had failed
+    group.close()
+    ranks.meet()
+    if ddl.rank() == 1:
+        end = board + _core.BOARD_TAKEN_BACK + 64
+        arena[board:end] = bytes([fill]) * (end - board)
+    ranks.meet()
+    seen = group.deserted, [rank for rank, _ in group.core.stuck()]
+    ranks.meet()  # an end would be seen, too
+    return seen
+
+
+@pytest.mark.parametrize("fill", [0, 255])
+def test_a_rank_that_has_left_has_left_whatever_it_puts_where_its_board_was(fill: int) -> None:
+    """Else this rank would keep memory until its timeout, or take the other one for stuck, and kill it."""
+    assert ranks.run(2, left_and_used_again, fill)[0] == (True, [])
