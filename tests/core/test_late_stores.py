@@ -68,8 +68,8 @@ def amid_a_store(fails: bool) -> Tuple[List[int], float]:
 def test_a_rank_that_is_not_stopped_is_not_stuck() -> None:
     """It must not be killed: a group that is left may be at work still, and a slow rank ends its copy."""
     assert ranks.run(2, amid_a_store, False)[0][0] == []
-    (found, at), (_, stored) = ranks.run(2, amid_a_store, True)
-    assert found == [] and at >= stored
+    (stuck, at), (_, stored) = ranks.run(2, amid_a_store, True)
+    assert stuck == [] and at >= stored
 
 
 def left_and_used_again(fill: int) -> Tuple[bool, List[int]]:
