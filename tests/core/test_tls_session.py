@@ -5,115 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import socket
 import ssl
-import struct
 import subprocess
 import sys
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Callable, Iterator, List, Tuple
+from typing import Callable, List
 
 import pytest
+from core.tls_wire import HEADER, SECONDS, Wire, all_of, flipped, shaken
 
 from ddl import _core
-from ddl.bootstrap.plain_end import plain_end
 from ddl.errors import PeerLost, ProtocolError
-from ddl.net.encryption import EncryptedSocket
-
-KEY = bytes(range(32))
-SECONDS = 60.0  # for what ends by itself
-_HEADER = 5  # bytes before each record: type, version, length
-
-
-def shaken(sock: socket.socket, server: bool, key: bytes = KEY, **options: int) -> _core.TlsSession:
-    """Return a session that has shaken hands."""
-    session = _core.TlsSession(sock.fileno(), server, key, True, **options)
-    while not session.shake_hands():
-        assert select.select([sock], [], [], SECONDS)[0], "the other end is silent"
-    return session
-
-
-class Wire:
-    """Two sockets that one who sits between them joins, by ``carry``."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-
-        def pair() -> Tuple[socket.socket, socket.socket]:
-            near = stack.enter_context(socket.create_connection(listener.getsockname()))
-            return near, stack.enter_context(listener.accept()[0])
-
-        self.client, self.client_side = pair()
-        self.server, self.server_side = pair()
-        self.seen = b""
-
-    def shake_hands(self, server_key: bytes = KEY, **options: int) -> Tuple[_core.TlsSession, _core.TlsSession]:
-        """Return the client's session and the server's."""
-        over = threading.Event()
-        between = threading.Thread(target=self._carry_all, args=(over,))
-        sessions: List[_core.TlsSession] = []
-        errors: List[Exception] = []
-
-        def serve() -> None:
-            try:
-                sessions.append(shaken(self.server, True, server_key, **options))
-            except Exception as error:
-                errors.append(error)
-
-        server = threading.Thread(target=serve)
-        between.start()
-        server.start()
-        try:
-            client = shaken(self.client, False, **options)
-        finally:
-            server.join()
-            over.set()
-            between.join()
-        if errors:
-            raise errors[0]
-        return client, sessions[0]
-
-    def _carry_all(self, over: threading.Event) -> None:
-        ways = {self.client_side: self.server_side, self.server_side: self.client_side}
-        while ways and (not over.is_set() or select.select(list(ways), [], [], 0.0)[0]):
-            for source in select.select(list(ways), [], [], 0.01)[0]:
-                data = source.recv(1 << 16)
-                if data:
-                    ways[source].sendall(data)
-                else:
-                    ways.pop(source).shutdown(socket.SHUT_WR)
-
-    def record(self) -> bytes:
-        """Take a record that the client has sent; it does not go on."""
-        header = self._take(_HEADER)
-        return header + self._take(int.from_bytes(header[3:], "big"))
-
-    def _take(self, count: int) -> bytes:
-        taken = self.client_side.recv(count, socket.MSG_WAITALL)
-        self.seen += taken
-        return taken
-
-
-@pytest.fixture
-def wire() -> Iterator[Wire]:
-    with ExitStack() as stack:
-        _core.load_openssl("")
-        yield Wire(stack)
-
-
-def all_of(session: _core.TlsSession, sock: socket.socket, count: int) -> bytes:
-    """Read so many bytes."""
-    text = b""
-    while len(text) < count:
-        piece = session.read(count - len(text))
-        if not piece:
-            assert select.select([sock], [], [], SECONDS)[0], f"{len(text)} of {count} bytes came"
-        text += piece
-    return text
 
 
 def test_what_is_written_is_read_and_nobody_between_sees_it(wire: Wire) -> None:
@@ -121,7 +24,7 @@ def test_what_is_written_is_read_and_nobody_between_sees_it(wire: Wire) -> None:
     for text in (b"a gradient " * 3, os.urandom(16 << 10), b"b"):
         assert client.write(text) == len(text)
         record = wire.record()
-        assert record[0] == 23 and 0 < len(record) - _HEADER - len(text) < 64
+        assert record[0] == 23 and 0 < len(record) - HEADER - len(text) < 64
         assert text[:8] not in record or len(text) < 8
         wire.server_side.sendall(record)
         assert all_of(server, wire.server, len(text)) == text
@@ -137,12 +40,6 @@ def test_a_longer_text_is_cut_and_the_same_text_never_looks_the_same(wire: Wire)
     assert client.write(bytes(100_000)) == 16 << 10
     assert client.write(bytes(16 << 10)) == 16 << 10
     assert wire.record() != wire.record()
-
-
-def flipped(records: List[bytes]) -> bytes:
-    first = bytearray(records[0])
-    first[_HEADER + 3] ^= 1
-    return bytes(first)
 
 
 #: What somebody between does with three records.
@@ -292,131 +189,6 @@ def test_a_write_that_had_to_wait_goes_on_where_it_was(wire: Wire) -> None:
             while piece := server.read(1 << 16):
                 received += piece
     assert waited > 1 and received == text
-
-
-class Relays:
-    """Both ends of an encrypted connection, as code sees them that knows only sockets."""
-
-    def __init__(self, wire: Wire) -> None:
-        client, server = wire.shake_hands()
-        self.near = plain_end(EncryptedSocket(wire.client, client))
-        self.far = plain_end(EncryptedSocket(wire.server, server))
-        self._wire = wire
-        self._over = threading.Event()
-        self._between = threading.Thread(target=wire._carry_all, args=(self._over,))
-
-    def __enter__(self) -> Relays:
-        self._between.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.near.close()
-        self.far.close()
-        self._over.set()
-        self._between.join()
-
-
-def test_sockets_behind_a_relay_carry_both_ways_at_once(wire: Wire) -> None:
-    texts = [os.urandom(3 << 20), os.urandom(3 << 20)]
-    with Relays(wire) as relays, ThreadPoolExecutor(4) as pool:
-        ends = [relays.near, relays.far]
-        for end, text in zip(ends, texts):
-            pool.submit(end.sendall, text)
-        read = list(pool.map(lambda end: end.recv(3 << 20, socket.MSG_WAITALL), ends))
-    assert read == texts[::-1]
-
-
-def test_what_was_written_before_the_end_still_comes(wire: Wire) -> None:
-    text = os.urandom(1 << 20)
-    with Relays(wire) as relays:
-        relays.near.sendall(text)
-        relays.near.close()
-        assert relays.far.recv(len(text), socket.MSG_WAITALL) == text
-        assert relays.far.recv(1) == b""
-
-
-def test_a_relay_says_why_it_has_ended(wire: Wire) -> None:
-    client, server = wire.shake_hands()
-    near, far = socket.socketpair()
-    with near, far:
-        client.write(b"a part of the state")
-        wire.server_side.sendall(flipped([wire.record()]))
-        assert "somebody on the way has changed it" in _core.relay(server, wire.server.fileno(), far.fileno())
-        near.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            near.recv(1)
-
-
-def test_a_relay_whose_other_end_is_gone_sleeps_until_its_reader_comes(wire: Wire) -> None:
-    client, server = wire.shake_hands()
-    near, far = socket.socketpair()
-    far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    text = os.urandom(64 << 10)
-    sent, used = 0, [0.0]
-
-    def carry() -> None:
-        _core.relay(server, wire.server.fileno(), far.fileno())
-        used[0] = time.thread_time()
-        far.close()
-
-    thread = threading.Thread(target=carry)
-    thread.start()
-    with near:
-        near.sendall(b"an answer that nobody takes")
-        while sent < len(text):
-            sent += client.write(text[sent : sent + (16 << 10)])
-            wire.server_side.sendall(wire.record())
-        wire.server_side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        wire.server_side.close()  # a reset
-        time.sleep(1.0)
-        near.sendall(b"more of it")
-        time.sleep(1.0)
-        read = b""
-        while piece := near.recv(1 << 16):
-            read += piece
-        thread.join()
-    assert text.startswith(read) and used[0] < 0.5  # a reset may take what had not been read
-
-
-@pytest.mark.slow
-def test_a_relay_does_not_wait_for_ever_for_one_who_takes_nothing(wire: Wire) -> None:
-    client, _ = wire.shake_hands()
-    refused = 0
-    while refused < 50:  # until the kernel takes no more, and does not hand on what it has taken
-        refused = 0 if client.write(bytes(16 << 10)) else refused + 1
-        time.sleep(0.01 if refused else 0.0)
-    near, far = socket.socketpair()
-    with far:
-        near.sendall(b"what nobody will read")
-        near.close()
-        assert _core.relay(client, wire.client.fileno(), far.fileno()) == ""
-        assert far.recv(100, socket.MSG_DONTWAIT) == b"what nobody will read"  # it was not even begun
-
-
-#: The other end of what a daemon thread carries is closed when the interpreter ends already.
-ENDS_LATE = """
-import socket, sys, threading, time
-from ddl import _core
-ends, plain = socket.socketpair(), socket.socketpair()
-client, server = (_core.TlsSession(end.fileno(), end is ends[1], bytes(32), True) for end in ends)
-while not [session.shake_hands() for session in (client, server)] == [True, True]:
-    pass
-
-class Last:
-    def __init__(self, close=plain[0].close, sleep=time.sleep):
-        self.close, self.sleep = close, sleep
-    def __del__(self):
-        self.close()
-        self.sleep(0.5)  # while the interpreter ends, the thread comes back
-
-threading.Thread(target=_core.relay, args=(server, ends[1].fileno(), plain[1].fileno()), daemon=True).start()
-sys.last = Last()
-"""
-
-
-def test_a_relay_may_end_while_the_interpreter_ends() -> None:
-    done = subprocess.run([sys.executable, "-c", ENDS_LATE], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

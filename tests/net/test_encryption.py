@@ -29,7 +29,7 @@ def soon() -> float:
 
 
 class Between:
-    """Carries bytes between two ends, both ways, keeps what it has seen, and changes what ``change`` says."""
+    """Carries bytes between two ends, both ways, keeps what it has seen, and flips the bits that ``flip`` names."""
 
     def __init__(self) -> None:
         self.client, self._near = socket.socketpair()
