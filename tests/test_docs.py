@@ -191,6 +191,16 @@ def test_commands_of_simulate_md_run(command: str, machine_of_the_document: Path
         assert (machine_of_the_document / target).stat().st_size > 1000
 
 
+def test_pip_installs_this_project_by_its_own_name():
+    """It is open-ddl; what PyPI has as "ddl" is somebody else's."""
+    folders = [path for path in ROOT.glob("ddl*") if path.is_dir()]
+    sources = [path for folder in folders for path in folder.rglob("*.py")]
+    strange = re.compile(r"pip install[^`\n]*?[\s'\"]ddl(?=[\s'\"\[`;,=]|$)", re.MULTILINE)
+    assert strange.search("pip install 'ddl[top]'") and not strange.search("pip install 'open-ddl[torch]' ddl_x")
+    texts = {path: path.read_text() for path in [*sources, *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]}
+    assert [str(path) for path, text in texts.items() if strange.search(text)] == []
+
+
 def test_make_targets_of_the_readme_exist():
     rules = re.findall(r"^([\w -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     targets = {target for rule in rules for target in rule.split()}

@@ -43,7 +43,7 @@ class MetricsServer:
         try:
             from prometheus_client import CollectorRegistry, make_wsgi_app
         except ModuleNotFoundError as error:
-            raise ConfigError("--metrics needs prometheus-client: pip install 'ddl[metrics]'") from error
+            raise ConfigError("--metrics needs prometheus-client: pip install prometheus-client") from error
         self._counters = JobCounters()
         self._collector = _JobCollector()
         registry = CollectorRegistry()

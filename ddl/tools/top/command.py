@@ -74,7 +74,7 @@ def _live(pictures: Iterator[Dict[str, Any]]) -> None:
         from rich.table import Table
         from rich.text import Text
     except ModuleNotFoundError as error:
-        raise ConfigError("ddl top needs rich: pip install 'ddl[top]'; --once and --json do without") from error
+        raise ConfigError("ddl top needs rich: pip install rich; --once and --json do without") from error
 
     def drawn(picture: Dict[str, Any]) -> Group:
         table = Table(box=None, header_style="bold", pad_edge=False, expand=False)
