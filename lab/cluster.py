@@ -18,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from ipaddress import ip_address
 from pathlib import Path
 from typing import IO, Dict, List, Mapping, Optional, Sequence, Set, Union
 
@@ -37,7 +38,8 @@ _HERE = Path(__file__).resolve().parent
 class Cluster:
     """Hosts ``node1``, ``node2``, … while the ``with`` block lasts. Several clusters do not meet each other.
 
-    ``node2`` has the address 10.77.R.2 on its interface ``railR``; ``node2`` means rail 0, ``node2-rail1`` rail 1.
+    ``node2`` has the address 10.77.R.2 on its interface ``railR``; ``node2`` means rail 0, ``node2-rail1`` rail 1. With
+    IPv6 the address is fd77:0:0:R::2, and with both it has both.
     ``progress`` is told what has been built.
     """
 
@@ -117,8 +119,9 @@ class Cluster:
         """What keeper.sh and host.sh find in $FOLDER."""
         folder, names = self.directory, ["127.0.0.1 localhost"]
         for host in self.hosts:
-            names += [f"{self.address(host)} {host}"]
-            names += [f"{self.address(host, rail)} {host}-rail{rail}" for rail in range(len(self.shape.rails))]
+            names += [f"{address} {host}" for address in self.addresses(host)]
+            for rail in range(len(self.shape.rails)):
+                names += [f"{address} {host}-rail{rail}" for address in self.addresses(host, rail)]
         (folder / "hosts").write_text("\n".join(names) + "\n")
         checked(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", folder.name, "-f", str(folder / "key")])
         (folder / "known_hosts").write_text("* " + (folder / "key.pub").read_text())
@@ -145,7 +148,7 @@ class Cluster:
         pids = [first_process(self.directory, host) for host in self.hosts]
         self._wire("fabric", wiring.of_fabric(self.shape, self.hosts, pids))
         for host in self.hosts:
-            addresses = [self.address(host, rail) for rail in range(len(self.shape.rails))]
+            addresses = [self.addresses(host, rail) for rail in range(len(self.shape.rails))]
             self._wire(host, wiring.of_host(self.shape, addresses))
             self._step(f"{host} is connected")
 
@@ -159,7 +162,14 @@ class Cluster:
     # --- use ---
 
     def address(self, host: str, rail: int = 0) -> str:
-        return f"10.77.{rail}.{self.hosts.index(host) + 1}"
+        """Return the host's first address on a rail."""
+        return self.addresses(host, rail)[0]
+
+    def addresses(self, host: str, rail: int = 0) -> List[str]:
+        """Return the host's addresses on a rail, that of IPv4 first."""
+        number = self.hosts.index(host) + 1
+        known = {"4": f"10.77.{rail}.{number}", "6": f"fd77:0:0:{rail}::{number}"}
+        return [str(ip_address(known[ip])) for ip in ("4", "6") if self.shape.ip in (ip, "both")]
 
     @property
     def ssh_config(self) -> Path:
@@ -253,11 +263,11 @@ class Cluster:
 
     def deafen(self, host: str, rail: int = 0) -> None:
         """Let nothing that comes to the host be heard there, silently; what it says still goes out."""
-        self._drop(host, "ingress", wiring.EVERYTHING, rail)
+        self._drop(host, "ingress", rail, wiring.EVERYTHING)
 
     def mute(self, host: str, rail: int = 0) -> None:
         """Let nothing go out that the host says, silently; it still hears the others."""
-        self._drop(host, "egress", wiring.EVERYTHING, rail)
+        self._drop(host, "egress", rail, wiring.EVERYTHING)
 
     def restore(self, host: str, rail: int = 0) -> None:
         """Undo ``deafen``, ``mute`` and ``refuse``."""
@@ -269,7 +279,7 @@ class Cluster:
 
     def refuse(self, host: str, source: str, rail: int = 0) -> None:
         """Let the host's firewall drop what would open a TCP connection from ``source`` to a port from 32768 up."""
-        self._drop(host, "ingress", wiring.no_openings_from(self.address(source, rail)), rail)
+        self._drop(host, "ingress", rail, *map(wiring.no_openings_from, self.addresses(source, rail)))
 
     def freeze(self, host: str) -> None:
         """Stop all processes of the host, which do not notice; its kernel goes on acknowledging what comes."""
@@ -290,10 +300,11 @@ class Cluster:
             self.cut(host, rail)
         self.kill(host)
 
-    def _drop(self, host: str, way: str, code: str, rail: int) -> None:
-        device = ["dev", f"rail{rail}"]
-        rule = ["filter", "add", *device, way, "bpf", "da", "bytecode", f'"{code}"']
-        self._wire(host, wiring.Wiring([], [" ".join(["qdisc", "add", *device, "clsact"]), " ".join(rule)]))
+    def _drop(self, host: str, way: str, rail: int, *codes: str) -> None:
+        lines = [f"qdisc add dev rail{rail} clsact"]
+        for number, code in enumerate(codes, 1):
+            lines.append(f'filter add dev rail{rail} {way} prio {number} bpf da bytecode "{code}"')
+        self._wire(host, wiring.Wiring([], lines))
 
     def _port(self, host: str, rail: int) -> str:
         first_process(self.directory, host)  # raises if it is off

@@ -18,11 +18,14 @@ class Shape:
     slots: int = 1  #: ranks meant for each host
     rails: Tuple[Optional[int], ...] = (None,)  #: the rates of a host's interfaces rail0, rail1, …
     uplink: Optional[int] = None  #: the rate between a rack and all others, on each rail
+    ip: str = "4"  #: the addresses that hosts have: "4" (IPv4), "6" (IPv6) or "both"
 
     def __post_init__(self) -> None:
         rates = [rate for rate in (*self.rails, self.uplink) if rate is not None]
         if not (1 <= self.racks <= self.hosts <= 99 and self.slots >= 1 and self.rails and all(r > 0 for r in rates)):
             raise ValueError(f"{self} should have 1 to 99 hosts, 1 to that many racks, slots, rails, positive rates")
+        if self.ip not in ("4", "6", "both"):
+            raise ValueError(f"{self}: ip is 4, 6 or both")
 
     def rack(self, host: int) -> int:
         """Return the rack of host 0, 1, …"""

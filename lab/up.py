@@ -31,13 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
     add("--rate", type=_rate, metavar="RATE", help="of rail 0: 1gbit, 250mbit, … or max (the default)")
     add("--rail", type=_rate, metavar="RATE", action="append", default=[], help="one more rail, of RATE")
     add("--uplink", type=_rate, metavar="RATE", help="between a rack and the others")
+    add("--ip", choices=("4", "6", "both"), default="4", help="which addresses the hosts have (%(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Build the cluster, say how to enter it, and wait for Ctrl-C; return the exit status."""
     rails = (arguments.rate, *arguments.rail)
     try:
-        shape = Shape(arguments.hosts, arguments.racks, rails=rails, uplink=arguments.uplink)
+        shape = Shape(arguments.hosts, arguments.racks, rails=rails, uplink=arguments.uplink, ip=arguments.ip)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     begin = time.monotonic()
@@ -46,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
             cluster = stack.enter_context(Cluster(shape, progress))
         print(f"{len(cluster.hosts)} hosts, built in {time.monotonic() - begin:.2f} s")
         for number, host in enumerate(cluster.hosts):
-            addresses = "  ".join(cluster.address(host, rail) for rail in range(len(rails)))
+            addresses = "  ".join(text for rail in range(len(rails)) for text in cluster.addresses(host, rail))
             print(f"  {host}  rack {cluster.shape.rack(number)}  {addresses}")
         print("go there:  python -m lab enter node1 [PROGRAM …]")
         print(f"or:        ssh -F {cluster.ssh_config} node1")

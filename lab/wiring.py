@@ -7,6 +7,7 @@ interface limits what it sends, so a wire is limited at both of its ends.
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from lab.shape import Shape, burst_bytes
@@ -43,11 +44,16 @@ def of_fabric(shape: Shape, hosts: Sequence[str], pids: Sequence[str]) -> Wiring
     return Wiring(links, _limits(sending))
 
 
-def of_host(shape: Shape, addresses: Sequence[str]) -> Wiring:
-    """Return what gives a host's interfaces their addresses, one for each rail, and their rates."""
+def of_host(shape: Shape, addresses: Sequence[Sequence[str]]) -> Wiring:
+    """Return what gives a host's interfaces their addresses, which are given by rail, and their rates."""
     names = [f"rail{rail}" for rail in range(len(shape.rails))]
-    links = [f"addr add {address}/24 dev {name}" for name, address in zip(names, addresses)]
+    links = [_addition(address, name) for name, its in zip(names, addresses) for address in its]
     return Wiring([*links, *(f"link set {name} up" for name in names)], _limits(list(zip(names, shape.rails))))
+
+
+def _addition(address: str, interface: str) -> str:
+    """An address of IPv6 could not be used for a second, unless nobody looks whether another host has it."""
+    return f"addr add {address}/{'64 nodad' if ':' in address else 24} dev {interface}"
 
 
 def _limits(sending: Sequence[Tuple[str, Optional[int]]]) -> List[str]:
@@ -63,8 +69,12 @@ def no_openings_from(address: str) -> str:
 
     A classifier in classic BPF, as there is no nftables in every kernel: IP, TCP, SYN without ACK, source, port.
     """
-    number = int.from_bytes(bytes(map(int, address.split("."))), "big")
-    ip_and_tcp = "40 0 0 12,21 0 9 2048,48 0 0 23,21 0 7 6"
-    opens, comes_from = "48 0 0 47,84 0 0 18,21 0 4 2", f"32 0 0 26,21 0 2 {number}"
-    high_port, drop = "40 0 0 36,53 1 0 32768", "6 0 0 4294967295,6 0 0 2"
-    return f"13,{ip_and_tcp},{opens},{comes_from},{high_port},{drop}"
+    source = ip_address(address).packed
+    kind, protocol, begin, tcp = (0x800, 23, 26, 34) if len(source) == 4 else (0x86DD, 20, 22, 54)  # after Ethernet
+    words = [(begin + at, int.from_bytes(source[at : at + 4], "big")) for at in range(0, len(source), 4)]
+    loads = [("40 0 0 12", kind), (f"48 0 0 {protocol}", 6), (f"48 0 0 {tcp + 13},84 0 0 18", 2)]
+    loads += [(f"32 0 0 {offset}", word) for offset, word in words]
+    lines = [f"40 0 0 {tcp + 2}", "53 1 0 32768", "6 0 0 4294967295", "6 0 0 2"]  # the port; pass; drop
+    for load, wanted in reversed(loads):
+        lines = [*load.split(","), f"21 0 {len(lines) - 2} {wanted}", *lines]  # else to "pass"
+    return ",".join([str(len(lines)), *lines])
