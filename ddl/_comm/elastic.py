@@ -160,7 +160,10 @@ def connect_to_members(job: Job) -> List[socket.socket]:
     socks: List[socket.socket] = []
     for number in members[:: -(-len(members) // _SOURCES)]:
         try:
-            offer = _peer(job, number, deadline).offers[0]
+            # The rails are not known yet: any address will do that we have a way to.
+            families = [own.family for own in job.me.offers]
+            offers = _peer(job, number, deadline).offers
+            offer = next((each for each in offers if each.family in families), offers[0])
             hello = {"follows": job.number}
             where = (offer.address, offer.port)
             settings = job.settings

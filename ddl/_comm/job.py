@@ -136,6 +136,7 @@ class Job:
         self.identity = launched.numbered(identity, [f"{p.host} {p.host_id}" for p in self.peers.values()])
         self.choose_rails(offers)
         self._check_versions()
+        self._check_families()
         self._check_alike("deterministic", "asked for deterministic sums", "pass the same deterministic= to init")
         self._check_alike("encrypt", "encrypted connections", "start all by ddlrun --encrypt")
         # Second check-in: nobody connects before everybody has everybody's nonce, and everybody learns who met whom.
@@ -287,10 +288,8 @@ class Job:
 
     def address(self, rank: int, rail: int) -> Tuple[str, int]:
         """Return where ``rank`` takes data on a rail."""
-        offers = self.peers[rank].offers
-        if len(self.rails) == 1:
-            return offers[0].address, offers[0].port
-        return next((offer.address, offer.port) for offer in offers if offer.network == self.rails[rail])
+        offer = rails.offer_on(self.rails, rail, self.peers[rank].offers)
+        return offer.address, offer.port
 
     def _rail_ends(self, rank: int, rail: int) -> RailEnds:
         """Return how people know a rail to ``rank``."""
@@ -311,6 +310,12 @@ class Job:
                 + ", ".join(f"{self.rank_label(peer.rank)}: {peer.version}" for peer in self.peers.values())
                 + "; install the same one everywhere"
             )
+
+    def _check_families(self) -> None:
+        labels = [self.rank_label(peer.rank) for peer in self.peers.values()]
+        problem = rails.family_problem(labels, [[o.address for o in peer.offers] for peer in self.peers.values()])
+        if problem:
+            raise ConfigError(f"rank {self.identity.rank}: {problem}")
 
     def _check_alike(self, setting: str, what: str, remedy: str) -> None:
         """Raise ``ConfigError``, on all ranks, unless all have the same ``setting``, a switch."""

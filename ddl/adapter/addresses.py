@@ -13,4 +13,4 @@ def own_address() -> str:
     Of a job of one rank: loopback. Raises ``InvalidState`` before ``init``. Not collective.
     """
     job = api.world().job
-    return job.peers[job.number].offers[0].address if job.number in job.peers else "127.0.0.1"
+    return job.address(job.number, 0)[0] if job.number in job.peers else "127.0.0.1"

@@ -21,7 +21,7 @@ from ddl.launch.ask.hosts import Host
 from ddl.launch.job.elastic_course import ElasticCourse
 from ddl.launch.job.elastic_events import HostsSeen, StartProcess
 from ddl.launch.job.elastic_store import elastic_store, leave, lost
-from ddl.net.address import format_address, parse_address
+from ddl.net.address import EVERYWHERE, format_address, parse_address
 from ddl.net.encryption import prepare_encryption
 from ddl.store.server import StoreServer
 
@@ -122,7 +122,7 @@ class ElasticDriver:
     def _begin(self) -> None:
         size, hosts = len(self._first), list(dict.fromkeys(order.host for order in self._first))
         self._store = elastic_store(
-            self._secret, size, self._options, self._course.post, encrypt=self._encrypt, host="0.0.0.0"
+            self._secret, size, self._options, self._course.post, encrypt=self._encrypt, host=EVERYWHERE
         )
         self._store.start()
         for order in self._first:

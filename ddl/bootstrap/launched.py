@@ -24,7 +24,7 @@ from ddl import at_exit, clock
 from ddl.bootstrap.environ import Identity, Settings
 from ddl.bootstrap.meeting import Launched, Rendezvous, Share, meet, places
 from ddl.errors import ConfigError, RendezvousError
-from ddl.net.address import parse_address
+from ddl.net.address import connect, parse_address
 from ddl.store.server import StoreServer
 
 __all__ = ["admission", "detect", "identity", "numbered"]
@@ -238,7 +238,7 @@ def _alive(text: str) -> bool:
     """Whether somebody answers where the text says: a file may be left from a job that was killed."""
     for address in json.loads(text)["addresses"]:
         with contextlib.suppress(OSError):
-            socket.create_connection(parse_address(address), timeout=_ANSWERS).close()
+            connect(*parse_address(address), _ANSWERS).close()
             return True
     return False
 

@@ -17,7 +17,7 @@ from typing import Callable, List, Optional, Sequence, Tuple, Union
 from ddl.bootstrap.environ import Identity, Settings
 from ddl.errors import InvalidArgument, RendezvousError
 from ddl.machine import host_id
-from ddl.net.address import format_address, parse_address
+from ddl.net.address import EVERYWHERE, connect, format_address, is_loopback, parse_address
 from ddl.net.auth import check_secret
 from ddl.net.encryption import prepare_encryption
 from ddl.net.interfaces import addresses
@@ -182,7 +182,7 @@ def serve(
     ``one_host``: all ranks are on this host, and only they can connect.
     """
     secret = secrets.token_bytes(32)
-    host, encrypt = "127.0.0.1" if one_host else "0.0.0.0", settings.encrypt
+    host, encrypt = "127.0.0.1" if one_host else EVERYWHERE, settings.encrypt
     prepare_encryption(encrypt, settings.openssl)
     with threads_for(complaint):
         server = StoreServer(secret, size, host, elastic=limits, witness=False, encrypt=encrypt)
@@ -223,14 +223,14 @@ def _forget_servers() -> None:
 
 def _outside_addresses() -> List[str]:
     """This host's addresses, those that only this host can use last."""
-    return sorted(addresses().values(), key=lambda address: address.startswith("127."))[:_MOST_ADDRESSES]
+    return sorted(addresses(), key=is_loopback)[:_MOST_ADDRESSES]
 
 
 def _first_that_answers(known: Sequence[str], who: Launched) -> str:
     problems = []
     for address in known:
         try:
-            socket.create_connection(parse_address(address), timeout=_ANSWERS).close()
+            connect(*parse_address(address), _ANSWERS).close()
             return address
         except OSError as error:
             problems.append(f"{address}: {error}")

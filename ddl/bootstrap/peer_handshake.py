@@ -20,6 +20,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 from ddl import _core, clock
 from ddl.errors import ConfigError, ProtocolError
 from ddl.net import rails
+from ddl.net.address import family_of, socket_towards
 from ddl.net.auth import AuthError, prove_as_client, recv_frame, send_frame
 from ddl.net.rails import RailOffer
 
@@ -64,7 +65,7 @@ class Nonce:
 
 def listen_data(host: str, congestion: str = "system") -> socket.socket:
     """Return a TCP socket that listens on ``host`` at a free port; what it accepts has ``congestion``, see below."""
-    listener = socket.socket(_family(host), socket.SOCK_STREAM)
+    listener = socket.socket(family_of(host), socket.SOCK_STREAM)
     try:
         choose_congestion_control(listener, congestion)
         listener.bind((host, 0))
@@ -129,10 +130,6 @@ def _control_of(sock: socket.socket) -> str:
     return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
 
 
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
 def listen_memory() -> Tuple[socket.socket, str]:
     """Return a Unix socket that listens, and its name: abstract, so it leaves no file and ends with the process."""
     name = "ddl-" + secrets.token_hex(16)
@@ -157,7 +154,7 @@ def connect_data(
     ``source``: the address of this host to connect from; empty: as the routing table says. To ``encrypt``, the socket
     is an ``EncryptedSocket``.
     """
-    sock = socket.socket(_family(address[0]), socket.SOCK_STREAM)
+    sock = socket_towards(address[0])
     try:
         choose_congestion_control(sock, congestion)
         sock.settimeout(max(0.1, deadline - clock.now()))

@@ -1,16 +1,34 @@
-"""``host:port`` text and back, listening there, and whether anybody is still at the other end of a connection."""
+"""``host:port`` text and back, connecting and listening there, and whether anybody is still at the other end."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
-from typing import Tuple
+from typing import List, Tuple
 
+from ddl import clock
 from ddl.errors import ResourceError
 
-__all__ = ["format_address", "listen", "notice_silence", "parse_address", "silent_for"]
+__all__ = [
+    "EVERYWHERE",
+    "bound",
+    "connect",
+    "family_of",
+    "format_address",
+    "is_loopback",
+    "listen",
+    "notice_silence",
+    "parse_address",
+    "resolve",
+    "silent_for",
+    "socket_towards",
+]
+
+EVERYWHERE = "::"  #: where ``listen`` takes connections of IPv4 and of IPv6 on all interfaces
 
 _SILENCE = 7  # seconds
+_IPV6_ADDR_PREFERENCES, _PREFER_PUBLIC = 72, 0x2  # linux/in6.h; the socket module lacks them
 _LAST_ACK = struct.Struct("=56xI")  # of linux/tcp.h's tcp_info: milliseconds since the last acknowledgement came
 
 
@@ -31,6 +49,61 @@ def parse_address(text: str) -> Tuple[str, int]:
     if not host:
         raise ValueError(f"{text!r} has no host")
     return host, int(port)
+
+
+def family_of(address: str) -> socket.AddressFamily:
+    """Return the family of an address in digits: AF_INET6 or AF_INET."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether an address in digits is one by which a host reaches itself alone."""
+    return address.startswith("127.") or address == "::1"
+
+
+def resolve(host: str) -> List[str]:
+    """Return the addresses of a host by its name, or itself if it is one; those of IPv4 first. Raises OSError.
+
+    IPv4 first: many hosts have IPv6 besides, which nobody has set up. ``AI_ADDRCONFIG`` is not asked for, as it takes a
+    host for one without IPv6 or IPv4 that has it on loopback only.
+    """
+    addresses = [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+    return sorted(dict.fromkeys(addresses), key=family_of)
+
+
+def socket_towards(address: str, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
+    """Return a socket that can connect to an address in digits.
+
+    It comes from the host's lasting address, not from a temporary one, as IPv6 may have them: those go in days.
+    """
+    sock = socket.socket(family_of(address), kind)
+    if sock.family == socket.AF_INET6:
+        sock.setsockopt(socket.IPPROTO_IPV6, _IPV6_ADDR_PREFERENCES, _PREFER_PUBLIC)
+    return sock
+
+
+def connect(host: str, port: int, timeout: float) -> socket.socket:
+    """Return a TCP connection to the first of a host's addresses that answers; ``timeout`` is for all together.
+
+    Raises OSError, that of the last address.
+    """
+    deadline = clock.now() + timeout
+    *others, last = resolve(host)
+    for number, address in enumerate(others):
+        with contextlib.suppress(OSError):
+            return _connected(address, port, (deadline - clock.now()) / (len(others) + 1 - number))
+    return _connected(last, port, deadline - clock.now())
+
+
+def _connected(address: str, port: int, timeout: float) -> socket.socket:
+    sock = socket_towards(address)
+    try:
+        sock.settimeout(max(0.01, timeout))
+        sock.connect((address, port))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def notice_silence(sock: socket.socket) -> None:
@@ -60,15 +133,40 @@ def silent_for(sock: socket.socket) -> float:
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a non-blocking listener on ``host``; port 0 takes any free one. ResourceError if it cannot be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = bound(host, port)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
         listener.listen(4096)
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        where = format_address(host, port)
-        raise ResourceError(error.errno, f"cannot listen on {where}: {error.strerror}") from error
+        raise _refused(error, host, port) from error
     return listener
+
+
+def bound(host: str, port: int, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
+    """Return a socket that has a port of ``host`` and does not listen; else like ``listen``."""
+    if host == EVERYWHERE and not _knows_ipv6():
+        host = "0.0.0.0"
+    sock = socket.socket(family_of(host), kind)
+    try:
+        if host == EVERYWHERE:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        if kind == socket.SOCK_STREAM:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise _refused(error, host, port) from error
+    return sock
+
+
+def _refused(error: OSError, host: str, port: int) -> ResourceError:
+    return ResourceError(error.errno, f"cannot listen on {format_address(host, port)}: {error.strerror}")
+
+
+def _knows_ipv6() -> bool:
+    try:
+        socket.socket(socket.AF_INET6, socket.SOCK_STREAM).close()
+        return True
+    except OSError:  # a kernel without it
+        return False

@@ -24,6 +24,7 @@ from typing import Any, Dict, List, Optional
 from ddl import clock
 from ddl.errors import ConfigError, PeerLost, ProtocolError, RendezvousError
 from ddl.net import encryption
+from ddl.net.address import format_address
 
 __all__ = [
     "FRAME_LIMIT",
@@ -305,4 +306,7 @@ def name_of(sock: socket.socket) -> str:
         name = sock.getpeername()
     except OSError:
         return "the peer (already gone)"
-    return f"the peer at {name[0]}:{name[1]}" if isinstance(name, tuple) else "the peer on a Unix socket"
+    if not isinstance(name, tuple):
+        return "the peer on a Unix socket"
+    # A listener of both families shows IPv4 as ::ffff:10.1.0.1.
+    return f"the peer at {format_address(name[0].replace('::ffff:', ''), name[1])}"

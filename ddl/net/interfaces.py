@@ -1,7 +1,8 @@
-"""This host's network interfaces and addresses, asked of the kernel (IPv4)."""
+"""This host's network interfaces and addresses, asked of the kernel. Link-local addresses of IPv6 are left out."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import ipaddress
@@ -9,9 +10,10 @@ import socket
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddl.errors import ConfigError
+from ddl.net.address import is_loopback, resolve, socket_towards
 
 __all__ = [
     "Interface",
@@ -27,11 +29,15 @@ __all__ = [
 _SIOCGIFADDR = 0x8915
 _SIOCGIFFLAGS, _SIOCGIFMTU, _SIOCGIFNETMASK = 0x8913, 0x8921, 0x891B
 _IFF_UP, _IFF_LOOPBACK, _IFF_RUNNING = 0x1, 0x8, 0x40
+_IPV6_ADDRESSES = Path("/proc/net/if_inet6")
+_LINK_LOCAL = 0x20  # a scope there, of linux/ipv6.h
+# Flags there, of linux/if_addr.h: one that lives for days, one that another host may have, one that is going.
+_TEMPORARY, _DUPLICATE, _DEPRECATED, _TENTATIVE = 0x1, 0x8, 0x20, 0x40
 
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface that is up and has an IPv4 address. ``speed`` is 0 where the kernel does not know it."""
+    """A network interface that is up, with one of its addresses. ``speed`` is 0 where the kernel does not know it."""
 
     name: str
     address: str
@@ -42,48 +48,76 @@ class Interface:
 
     @property
     def network(self) -> str:
-        """Its network, as ``10.1.0.0/16``."""
+        """Its network, as ``10.1.0.0/16`` or ``fd77::/64``."""
         return str(ipaddress.ip_network(f"{self.address}/{self.prefix}", strict=False))
 
 
-def addresses() -> Dict[str, str]:
-    """Return the address of every interface that has one, by its name."""
-    by_name = {}
+class _Address(NamedTuple):
+    name: str  #: of its interface
+    address: str
+    prefix: int
+
+
+def addresses() -> List[str]:
+    """Return the addresses of this host: those of IPv4 first, and loopback, too."""
+    return [entry.address for entry in _addresses()]
+
+
+def _addresses() -> List[_Address]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            try:
-                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-            except OSError as error:
-                if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):  # it has none, or is gone again
-                    continue
-                raise
-            by_name[name] = socket.inet_ntoa(answer[20:24])
-    return by_name
+        return [*_addresses_of_ipv4(probe), *_addresses_of_ipv6()]
+
+
+def _addresses_of_ipv4(probe: socket.socket) -> List[_Address]:
+    addresses = []
+    for _, name in socket.if_nameindex():
+        try:
+            address = _ask(probe, _SIOCGIFADDR, name)[4:8]
+            mask = int.from_bytes(_ask(probe, _SIOCGIFNETMASK, name)[4:8], "big")
+        except OSError as error:
+            if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):  # it has none, or is gone again
+                continue
+            raise
+        addresses.append(_Address(name, socket.inet_ntoa(address), bin(mask).count("1")))
+    return addresses
+
+
+def _addresses_of_ipv6() -> List[_Address]:
+    """Return the addresses that last, each interface's in an order that is the same on all hosts of its networks."""
+    try:
+        lines = _IPV6_ADDRESSES.read_text().splitlines()
+    except OSError:  # there is no IPv6 here
+        return []
+    usable = []
+    for line in lines:
+        digits, _, prefix, scope, flags, name = line.split()
+        if int(scope, 16) & _LINK_LOCAL or int(flags, 16) & (_TEMPORARY | _DUPLICATE | _TENTATIVE):
+            continue
+        address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
+        usable.append((bool(int(flags, 16) & _DEPRECATED), digits, _Address(name, address, int(prefix, 16))))
+    return [address for _, _, address in sorted(usable)]
+
+
+def _ask(probe: socket.socket, request: int, name: str) -> bytes:
+    return fcntl.ioctl(probe.fileno(), request, struct.pack("256s", name.encode()[:15]))[16:]
 
 
 def interfaces() -> Tuple[Interface, ...]:
-    """Return the interfaces that are up and have an address, but loopback."""
+    """Return the interfaces that are up and have an address, but loopback; one entry for each address."""
     result = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-
-        def ask(request: int, name: str) -> bytes:
-            return fcntl.ioctl(probe.fileno(), request, struct.pack("256s", name.encode()[:15]))[16:]
-
-        for name, address in addresses().items():
-            flags = struct.unpack_from("H", ask(_SIOCGIFFLAGS, name))[0]
+        for name, address, prefix in _addresses():
+            flags = struct.unpack_from("H", _ask(probe, _SIOCGIFFLAGS, name))[0]
             if flags & _IFF_LOOPBACK or not flags & _IFF_UP:
                 continue
-            mask = int.from_bytes(ask(_SIOCGIFNETMASK, name)[4:8], "big")
-            mtu = struct.unpack_from("i", ask(_SIOCGIFMTU, name))[0]
-            prefix = bin(mask).count("1")
+            mtu = struct.unpack_from("i", _ask(probe, _SIOCGIFMTU, name))[0]
             result.append(Interface(name, address, prefix, mtu, _speed(name), bool(flags & _IFF_RUNNING)))
     return tuple(result)
 
 
 def networks() -> Dict[str, str]:
     """Return the networks that this host is on, and its address on each."""
-    return {entry.network: entry.address for entry in interfaces() if entry.carrier}
+    return {entry.network: entry.address for entry in reversed(interfaces()) if entry.carrier}
 
 
 def _speed(name: str) -> float:
@@ -96,35 +130,37 @@ def _speed(name: str) -> float:
 
 
 def address_of(interface: str) -> str:
-    """Return the address of an interface given by name, address or network (``10.1.0.0/16``). ConfigError."""
-    here = addresses()
-    if interface in here:
-        return here[interface]
-    try:
+    """Return the address of an interface given by name, address or network (``10.1.0.0/16``). ConfigError.
+
+    By its name: that of IPv4, if it has one.
+    """
+    here = _addresses()
+    for entry in here:
+        if entry.name == interface:
+            return entry.address
+    with contextlib.suppress(ValueError):
         network = ipaddress.ip_network(interface, strict=False)
-    except ValueError:
-        network = None
-    for address in here.values():
-        if network is not None and ipaddress.ip_address(address) in network:
-            return address
-    there = ", ".join(f"{name} ({address})" for name, address in here.items())
+        for entry in here:
+            if ipaddress.ip_address(entry.address) in network:
+                return entry.address
+    there = ", ".join(f"{name} ({address})" for name, address, _ in here)
     raise ConfigError(f"there is no network interface {interface!r} on {socket.gethostname()}; it has {there}")
 
 
 def source_towards(host: str) -> Optional[str]:
     """Return the address that this host's packets to ``host`` bear; None if its name or the way there is unknown."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, 9))  # UDP: asks the routing table, sends nothing
-            return str(probe.getsockname()[0])
-    except OSError:
-        return None
+    with contextlib.suppress(OSError):
+        for address in resolve(host):
+            with contextlib.suppress(OSError), socket_towards(address, socket.SOCK_DGRAM) as probe:
+                probe.connect((address, 9))  # UDP: asks the routing table, sends nothing
+                return str(probe.getsockname()[0])
+    return None
 
 
 def addresses_towards(hosts: Sequence[str]) -> List[str]:
     """Return this host's addresses, those first that its packets to ``hosts`` bear; loopback if there is no other."""
-    candidates = [*map(source_towards, hosts), *addresses().values()]
-    real = [address for address in candidates if address is not None and not address.startswith("127.")]
+    candidates = [*map(source_towards, hosts), *addresses()]
+    real = [address for address in candidates if address is not None and not is_loopback(address)]
     return list(dict.fromkeys(real)) or ["127.0.0.1"]
 
 
@@ -133,8 +169,8 @@ def is_local(host: str) -> bool:
     if host in ("localhost", socket.gethostname(), socket.getfqdn()):
         return True
     try:
-        resolved: List[str] = [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, socket.AF_INET)]
+        resolved = resolve(host)
     except OSError:
         return False
-    own = set(addresses().values())
-    return any(address in own or address.startswith("127.") for address in resolved)
+    own = addresses()
+    return any(address in own or is_loopback(address) for address in resolved)

@@ -13,28 +13,37 @@ import threading
 import time
 import weakref
 from types import TracebackType
-from typing import Any, Dict, Optional, Tuple, Type, TypeVar
+from typing import Any, Dict, Optional, Sequence, Tuple, Type, TypeVar
 
 from ddl import clock
 from ddl.errors import ConfigError, RendezvousError
-from ddl.net.address import notice_silence, parse_address
+from ddl.net.address import connect, notice_silence, parse_address
 from ddl.net.auth import AuthError, prove_as_client, recv_frame, send_frame
 
 __all__ = ["STORE_GRACE", "Client", "introduce"]
 
 STORE_GRACE = 10.0  #: seconds beyond a request's own timeout after which the store itself is taken for dead
 _RETRY = 0.05  #: seconds between two attempts to connect
+_ANSWERS, _ADMITS = 2.0, 5.0  #: seconds that one of several addresses has at least, to connect and to let us in
 
 _Self = TypeVar("_Self", bound="Client")
 
 
 class Client:
-    """A connection to the store that has claimed its rank."""
+    """A connection to the store that has claimed its rank. ``others``: further addresses of the store."""
 
-    def __init__(self, role: str, address: str, secret: bytes, rank: int, timeout: float, encrypt: bool) -> None:
+    def __init__(
+        self,
+        role: str,
+        address: str,
+        secret: bytes,
+        rank: int,
+        timeout: float,
+        encrypt: bool,
+        others: Sequence[str] = (),
+    ) -> None:
         self.rank = rank
-        self.address = address
-        self._sock, self._welcome = _join(role, address, secret, rank, timeout, encrypt)
+        self._sock, self._welcome, self.address = _join(role, (address, *others), secret, rank, timeout, encrypt)
         self.size = int(self._welcome["size"])
         if self._welcome.get("elastic"):
             notice_silence(self._sock)  # no agent of ddlrun ends a process that is cut off, which may have to go on
@@ -60,34 +69,53 @@ class Client:
 
 
 def _join(
-    role: str, address: str, secret: bytes, rank: int, timeout: float, encrypt: bool
-) -> Tuple[socket.socket, Dict[str, Any]]:
-    """Connect, prove the secret and claim the rank, trying again until the time is over."""
+    role: str, addresses: Sequence[str], secret: bytes, rank: int, timeout: float, encrypt: bool
+) -> Tuple[socket.socket, Dict[str, Any], str]:
+    """Connect, prove the secret and claim the rank, trying all addresses again until the time is over."""
     try:
-        host, port = parse_address(address)
+        places = [parse_address(address) for address in addresses]
     except ValueError as error:
         raise ConfigError(f"rank {rank}: the store's address (DDL_STORE) is wrong: {error}") from error
     deadline = clock.now() + timeout
     hello = {"role": role, "rank": rank, "host": socket.gethostname()}
+    problems: Dict[str, Exception] = {}
     while True:
-        sock = None
-        try:
-            sock = socket.create_connection((host, port), timeout=max(0.01, deadline - clock.now()))
-            joined, welcome = introduce(sock, hello, secret, deadline, encrypt)
+        for address, place in zip(addresses, places):
+            if address in problems and clock.now() + _RETRY >= deadline:
+                continue  # what was wrong before says more than that there was no time
+            answer, end = _time_for_one(deadline, len(places))
             sock = None
-            return joined, welcome
-        except (OSError, AuthError) as error:
-            _check_retriable(error, address, rank)
-            if clock.now() + _RETRY >= deadline:
-                raise RendezvousError(
-                    f"rank {rank} could not join the store at {address} within {timeout:g} s: {error}; "
-                    "is ddlrun (or the program with the ddl.JobStore) still running, and is the address reachable from "
-                    "this host?"
-                ) from error
-        finally:
-            if sock is not None:
-                sock.close()
+            try:
+                sock = connect(*place, answer)
+                joined, welcome = introduce(sock, hello, secret, end, encrypt)
+                sock = None
+                return joined, welcome, address
+            except (OSError, AuthError) as error:
+                if len(places) == 1:
+                    _check_retriable(error, address, rank)
+                problems[address] = error
+            finally:
+                if sock is not None:
+                    sock.close()
+        if clock.now() + _RETRY >= deadline:
+            told = "; ".join(f"at {address} within {timeout:g} s: {error}" for address, error in problems.items())
+            raise RendezvousError(
+                f"rank {rank} could not join the store {told}; "
+                "is ddlrun (or the program with the ddl.JobStore) still running, and is the address reachable from "
+                "this host?"
+            ) from problems[addresses[-1]]
         time.sleep(_RETRY)
+
+
+def _time_for_one(deadline: float, addresses: int) -> Tuple[float, float]:
+    """Return how many seconds an address of the store has to answer, and when we must have been let in there.
+
+    Of several addresses some may lead nowhere, or to somebody else.
+    """
+    remaining = max(0.01, deadline - clock.now())
+    if addresses == 1:
+        return remaining, deadline
+    return min(remaining, _ANSWERS), clock.now() + min(remaining, max(_ADMITS, remaining / addresses))
 
 
 def introduce(

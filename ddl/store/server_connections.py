@@ -14,7 +14,7 @@ from typing import Callable, Dict, Optional, Tuple
 
 from ddl import clock
 from ddl.errors import Error, ProtocolError
-from ddl.net.address import format_address, listen, notice_silence, silent_for
+from ddl.net.address import EVERYWHERE, format_address, listen, notice_silence, silent_for
 from ddl.net.auth import encode_frame, name_of
 from ddl.net.interfaces import networks
 from ddl.net.newcomers import Complaints, Door
@@ -40,7 +40,7 @@ class ServerConnections(abc.ABC):
         listener = listen(host, port)
         name = listener.getsockname()
         self.address = format_address(*name[:2])
-        self._everywhere = name[0] == "0.0.0.0"
+        self._everywhere = name[0] in (EVERYWHERE, "0.0.0.0")
         self._selector = selectors.DefaultSelector()  # the data of a key: a connection, or a function to be called
         complaints = Complaints("the job's store", self._shortage)
         self._door = Door(listener, secret, self._selector, complaints, self._welcome, encrypt=encrypt)

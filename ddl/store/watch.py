@@ -18,7 +18,7 @@ from typing import Any, Deque, Dict, List, Mapping, NamedTuple, Optional, Sequen
 
 from ddl import clock
 from ddl.errors import Error, PeerLost
-from ddl.net.address import notice_silence, silent_for
+from ddl.net.address import family_of, notice_silence, silent_for
 from ddl.net.auth import FrameReader, encode_frame, write_all
 from ddl.net.interfaces import interfaces
 from ddl.store.client import STORE_GRACE, Client, introduce
@@ -55,9 +55,17 @@ class WatchClient(Client):
     """
 
     def __init__(
-        self, address: str, secret: bytes, rank: int, timeout: float, role: str = "watch", *, encrypt: bool = False
+        self,
+        address: str,
+        secret: bytes,
+        rank: int,
+        timeout: float,
+        role: str = "watch",
+        *,
+        encrypt: bool = False,
+        others: Sequence[str] = (),
     ) -> None:
-        super().__init__(role, address, secret, rank, timeout, encrypt)
+        super().__init__(role, address, secret, rank, timeout, encrypt, others)
         self._hello = {"role": role, "rank": rank, "token": self._welcome["token"]}
         self._secret = secret
         self._encrypt = encrypt
@@ -256,7 +264,7 @@ class WatchClient(Client):
 
     def _open(self, place: _Route) -> None:
         deadline = clock.now() + _OPENING
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        sock = socket.socket(family_of(place.source), socket.SOCK_STREAM)
         try:
             sock.settimeout(_OPENING)
             sock.bind((place.source, 0))
@@ -282,10 +290,22 @@ class WatchClient(Client):
 
 
 class HostAgentClient(WatchClient):
-    """The connection of host ``host``'s agent; messages both ways are those of ddl/launch/agent/control.py."""
+    """The connection of host ``host``'s agent; messages both ways are those of ddl/launch/agent/control.py.
 
-    def __init__(self, address: str, secret: bytes, host: int, timeout: float, *, encrypt: bool = False) -> None:
-        super().__init__(address, secret, host, timeout, "agent", encrypt=encrypt)
+    ``others``: further addresses of ddlrun.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        secret: bytes,
+        host: int,
+        timeout: float,
+        *,
+        encrypt: bool = False,
+        others: Sequence[str] = (),
+    ) -> None:
+        super().__init__(address, secret, host, timeout, "agent", encrypt=encrypt, others=others)
         notice_silence(self._sock)  # ddlrun may be stopped (Ctrl-Z) for as long as it likes, its host may not be gone
 
 

@@ -9,9 +9,10 @@ from typing import Callable, Iterable, List, Sequence, Set, Tuple
 import pytest
 from cluster.elastic_hosts import PATIENCE, HostsJob
 from cluster.elastic_steps import Note
+from ipv6 import needs_kernel_with_ipv6
 
 from benchmarks.churn.hosts import CUT_OFF
-from lab import FOUR_HOSTS, TWO_PAIRS, Cluster
+from lab import FOUR_HOSTS, TWO_PAIRS, Cluster, Shape
 
 pytestmark = [pytest.mark.processes, pytest.mark.faults]
 PATIENT = ("--elastic-timeout", "3")
@@ -48,7 +49,12 @@ def first_host(size: int) -> Set[int]:
     return {0, 1}
 
 
-@four_hosts
+@pytest.mark.parametrize(
+    "own_cluster",
+    [FOUR_HOSTS, pytest.param(Shape(4, slots=2, ip="6"), marks=[pytest.mark.slow, needs_kernel_with_ipv6])],
+    indirect=True,
+    ids=["IPv4", "IPv6"],
+)
 def test_a_middle_rank_and_rank_0_are_killed(own_cluster: Cluster, tmp_path: Path) -> None:
     with HostsJob(own_cluster, tmp_path, "commits", slots=1) as job:
         kill_each(job, [middle, first], 4)

@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import IO, Callable, Dict, List, Sequence
 
 import pytest
+from ipv6 import needs_kernel_with_ipv6
 
 from lab import Cluster, Shape
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.processes
 EQUAL = Shape(2, rails=(10**9, 10**9))
+IPV6 = Shape(2, rails=EQUAL.rails, ip="6")
+BOTH_VERSIONS = [EQUAL, pytest.param(IPV6, marks=needs_kernel_with_ipv6)]
 UNEQUAL = Shape(2, rails=(10**9, 10**9 // 4))
 
 # 8 MiB, 256 KiB and 8 B, again and again; all results have the same bits.
@@ -100,12 +103,16 @@ def cut(cluster: Cluster) -> None:
 
 
 def reset(cluster: Cluster) -> None:
-    cluster.run("node2", ["ss", "-K", "dst", cluster.address("node1", 1)], check=False)
+    cluster.run("node2", ["ss", "-K", "dst", for_ss(cluster.address("node1", 1))], check=False)
+
+
+def for_ss(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
 
 
 @pytest.mark.slow
 @pytest.mark.faults
-@pytest.mark.parametrize("own_cluster", [EQUAL], indirect=True)
+@pytest.mark.parametrize("own_cluster", BOTH_VERSIONS, indirect=True, ids=["IPv4", "IPv6"])
 @pytest.mark.parametrize("fault", [cut, reset])
 def test_a_rail_is_lost_in_the_middle(own_cluster: Cluster, fault: Callable[[Cluster], None]) -> None:
     """Operations go on over the other one, with the same bits; where the network comes back, it is used again."""
@@ -163,14 +170,18 @@ def wait_until(done: Callable[[], bool], what: str) -> None:
 
 def ways(cluster: Cluster, port: str, rail: int) -> int:
     """Connections of node2 to ddlrun on one rail. On the first, there is one more, for the beginning of a job."""
-    there = ["dst", cluster.address("node2", rail), "and", "sport", "=", f":{port}"]
+    there = ["dst", for_ss(cluster.address("node2", rail)), "and", "sport", "=", f":{port}"]
     return len(cluster.run("node1", ["ss", "-Htn", "state", "established", *there]).stdout.splitlines())
 
 
 @pytest.mark.slow
 @pytest.mark.faults
-@pytest.mark.parametrize("own_cluster", [EQUAL], indirect=True)
-@pytest.mark.parametrize("options", [(), ("--encrypt",)], ids=["plain", "encrypted"])
+@pytest.mark.parametrize(
+    ("own_cluster", "options"),
+    [(EQUAL, ()), (EQUAL, ("--encrypt",)), pytest.param(IPV6, (), marks=needs_kernel_with_ipv6)],
+    indirect=["own_cluster"],
+    ids=["plain", "encrypted", "IPv6"],
+)
 def test_each_rail_is_lost_in_turn(own_cluster: Cluster, options: Sequence[str]) -> None:
     """Also the one by which ddlrun found its ranks: nothing that they say is lost or comes twice."""
     with start(own_cluster, 0, *options, program=TALKATIVE) as job, ThreadPoolExecutor(1) as pool:

@@ -20,6 +20,7 @@ from launch.launcher import ROOT, Launcher
 from launch.manifests import container_of
 
 from ddl.launch.launchers.k8s import PORT
+from ddl.net.address import is_loopback
 from ddl.net.interfaces import addresses
 
 #: Knows the name of pod 0 once there is one, as with a headless Service; nobody needs a name of the other pods.
@@ -96,7 +97,7 @@ class Pods:
             program.write_text(f'#!/bin/sh\nexec {sys.executable} {arguments}"$@"\n')
             program.chmod(0o755)
         head = self._command[self._command.index("--head") + 1].partition(":")[0]
-        real = [address for address in addresses().values() if not address.startswith("127.")]
+        real = [address for address in addresses() if not is_loopback(address)]
         self._started = self.folder / "pod 0 has been started"
         site = _NAME_SERVER.format(head=head, started=str(self._started), address=(real or ["127.0.0.1"])[0])
         (self.folder / "sitecustomize.py").write_text(site)

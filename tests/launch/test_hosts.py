@@ -39,6 +39,7 @@ def test_hosts(text: str, hosts: List[Host]) -> None:
         ("-oProxyCommand=x", "is not the name of a host"),
         ("-x", "is not the name of a host"),
         ("a;reboot", "is not the name of a host"),
+        ("fd77::1:4", r"is not the name of a host; write an IPv6 address in brackets, \[fd77::1\]"),
         ("a:2,b", "some hosts have slots, but b has none"),
         ("a,b,a", "a stands there twice; write a:2"),
     ],

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
 import pytest
+from ipv6 import needs_ipv6
 from launch.launcher import Launcher, eventually
 from launch.simulated_page import SimulatedJob
 
@@ -146,7 +147,8 @@ def test_an_address_that_cannot_be_used() -> None:
     assert address("127.0.0.1:80") == ("127.0.0.1", 80)
     assert address("8080") == address(":8080") == ("127.0.0.1", 8080)
     assert address("0.0.0.0") == ("0.0.0.0", 0) and not address("0.0.0.0").loopback and address("[::1]:0").loopback
-    for text in ("", "127.0.0.1:99999", "a b", "1.2.3.4:x", "1:2:3"):
+    assert address("[::1]") == ("::1", 0) and address("[::]:80").everywhere and address("0.0.0.0").everywhere
+    for text in ("", "127.0.0.1:99999", "a b", "1.2.3.4:x", "1:2:3", "::1"):
         with pytest.raises(ConfigError, match="--dashboard .*: it must be a port, or an address and a port, .* alone"):
             address(text)
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -171,3 +173,17 @@ def test_no_rank_starts_if_the_page_cannot_be_served(
     done = launcher.run(*hosts, option, script("print('begun')"))
     assert done.returncode == 2 and words in done.stderr and done.stdout == ""
     assert done.stderr.count("ddlrun:") == 1 and "Traceback" not in done.stderr
+
+
+@needs_ipv6
+def test_an_address_of_ipv6_is_known_by_its_brackets() -> None:
+    server = PageServer(ListeningAddress("::1", 0), "--dashboard", LiveSource())
+    assert re.match(r"http://\[::1\]:\d+/#", server.url)
+    http_server = server._http
+    with http_server:
+        for bound, known, strange in [
+            ("fd77::1", ["[fd77::1]:80", "[FD77::1]", "[::1]:80", "localhost:80"], ["[fd77::2]:80", "evil.example"]),
+            ("::", ["[fd77::2]:80", "10.1.0.1", f"{socket.gethostname()}:80"], ["evil.example:80"]),
+        ]:
+            http_server.server_name = bound
+            assert all(map(http_server.knows_host, known)) and not any(map(http_server.knows_host, strange))

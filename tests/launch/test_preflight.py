@@ -16,7 +16,7 @@ from launch.launcher import ROOT
 
 from ddl.errors import ConfigError
 from ddl.launch.agent.control import Assignment
-from ddl.launch.agent.preflight import HostEntry, look_around, open_token_port, wrong_names
+from ddl.launch.agent.preflight import HostEntry, look_around, open_token_ports, wrong_names
 from ddl.launch.agent.reach import TokenPort
 from ddl.launch.ask.program import script_of
 
@@ -65,7 +65,7 @@ def test_scripts_are_recognised() -> None:
 
 
 def peer(number: int, address: str, token: bytes = b"") -> HostEntry:
-    return HostEntry(number, f"me@h{number}", address, token.hex())
+    return HostEntry(number, f"me@h{number}", [address], token.hex())
 
 
 def test_a_host_looks_around() -> None:
@@ -83,7 +83,7 @@ def test_a_host_looks_around() -> None:
         threads = [threading.Thread(target=greet_one, args=(token_port,)) for token_port in (right, wrong)]
         for thread in threads:
             thread.start()
-        warned = look_around(0, peers, own)
+        warned = look_around(0, peers, [own])
         for thread in threads:
             thread.join()
     assert warned["problems"] == [
@@ -102,10 +102,10 @@ def test_two_hosts_look_around_at_once() -> None:
     with TokenPort("127.0.0.1") as first, TokenPort("127.0.0.1") as other:
         peers = [peer(0, f"127.0.0.1:{first.port}", first.token), peer(1, f"127.0.0.1:{other.port}", other.token)]
         reports: List[Dict[str, List[str]]] = []
-        thread = threading.Thread(target=lambda: reports.append(look_around(0, peers, first)))
+        thread = threading.Thread(target=lambda: reports.append(look_around(0, peers, [first])))
         thread.start()
         # The second one goes on greeting after it has seen all, as agents do until the job begins.
-        reports.append(look_around(1, peers, other))
+        reports.append(look_around(1, peers, [other]))
         while thread.is_alive():
             if select.select([other], [], [], 0.05)[0]:
                 other.greet()
@@ -130,4 +130,4 @@ def test_names_that_lead_to_other_hosts() -> None:
 def test_an_address_that_this_host_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DDL_INTERFACE", "192.0.2.1")
     with pytest.raises(ConfigError, match="data cannot be awaited on 192.0.2.1: .*--network-interface"):
-        open_token_port("127.0.0.1")
+        open_token_ports("127.0.0.1")

@@ -17,6 +17,7 @@ from launch.launcher import ROOT, Launcher, eventually
 
 from ddl.launch.agent.control import Assignment, Invitation
 from ddl.net import interfaces
+from ddl.net.address import is_loopback
 from ddl.store.server import StoreServer
 
 pytestmark = pytest.mark.processes
@@ -32,7 +33,7 @@ def test_ranks_are_told_who_they_are_and_meet(launcher: Launcher) -> None:
 
 def test_the_store_is_never_on_loopback_unless_nothing_else_is_there(launcher: Launcher) -> None:
     done = launcher.run(*HERE, "sh", "-c", "echo $DDL_STORE")
-    real = [address for address in interfaces.addresses().values() if not address.startswith("127.")]
+    real = [address for address in interfaces.addresses() if not is_loopback(address)]
     for line in done.stdout.splitlines():
         assert line.split()[1].rpartition(":")[0] in (real or ["127.0.0.1"])
 

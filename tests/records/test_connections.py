@@ -9,11 +9,11 @@ import struct
 import termios
 import threading
 import time
-from pathlib import Path
 from typing import Iterator, Tuple
 
 import pytest
 from bounds import Measured, at_most
+from ipv6 import needs_ipv6
 
 from ddl.records.connections import connections_of, watched
 
@@ -21,11 +21,12 @@ MIB = 1 << 20
 _BYTES_RETRANS = 208  # in linux/tcp.h's struct tcp_info
 
 
-@pytest.fixture(params=[(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")], ids=["IPv4", "IPv6"])
+@pytest.fixture(
+    params=[(socket.AF_INET, "127.0.0.1"), pytest.param((socket.AF_INET6, "::1"), marks=needs_ipv6)],
+    ids=["IPv4", "IPv6"],
+)
 def pair(request: pytest.FixtureRequest) -> Iterator[Tuple[socket.socket, socket.socket]]:
     family, address = request.param
-    if family == socket.AF_INET6 and not Path("/proc/net/if_inet6").exists():
-        pytest.skip("there is no IPv6 here")
     with socket.socket(family) as listener:
         listener.bind((address, 0))
         listener.listen()

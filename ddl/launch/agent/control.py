@@ -6,23 +6,23 @@ The invitation
     where the launcher's own variables tell it), ``timeout`` in seconds; ``encrypt`` and ``openssl``: as DDL_ENCRYPT
     and DDL_OPENSSL.
 From an agent
-    ``hello`` (name, version, python); ``ready`` (address, token, port): it can start its ranks, has a port there, and
-    keeps that port; ``met`` (problems, warnings): what it found at the others' ports; ``problem`` text: it cannot
-    start its ranks, or somebody else stops it; ``say`` text; ``out`` (stream 1 or 2, source, data: bytes as latin-1);
-    ``exit`` (rank, pid, code, stopped, tail, source); ``record`` (pid, last, data): a piece of a rank's dump
+    ``hello`` (name, version, python); ``ready`` (addresses, token, port): it can start its ranks, has ports there, and
+    keeps that port for rank 0; ``met`` (problems, warnings): what it found at the others' ports; ``problem`` text: it
+    cannot start its ranks, or somebody else stops it; ``say`` text; ``out`` (stream 1 or 2, source, data: bytes as
+    latin-1); ``exit`` (rank, pid, code, stopped, tail, source); ``record`` (pid, last, data): a piece of a rank's dump
     (dumps.py), and ``recorded`` after the last one of all its ranks; ``samples`` (ranks: what each does now);
     ``operations`` (news: of ranks, as records/follow.py makes them); ``clock`` (number, time, kernel): the answer to
     ``clock``; ``done``: all have ended, it leaves.
     If its connection is lost the store's server says ``gone`` (silent: seconds, why: if it has not just ended) in its
     place.
 To an agent
-    ``job`` (what ``Assignment`` holds), answered by ``ready``; ``meet`` (peers: number, name, address and token of each
-    host), answered by ``met``; ``go`` (address, port: of rank 0's host): start the ranks; ``signal`` number: stop the
-    ranks by it, and insist; ``records`` (now: at once, or before they are stopped): send dumps of the ranks; ``took``
-    (stream, bytes): so much of its output has been passed on; ``sample``: send ``samples`` each second; ``trace``
-    (wanted): send ``operations`` from now on, or no more, each time when ``traced`` has come for all that were sent
-    before; ``clock`` number: say what the time is (clocks.py). An agent reads no more from its ranks while a megabyte
-    is under way.
+    ``job`` (what ``Assignment`` holds), answered by ``ready``; ``meet`` (peers: number, name, addresses and token of
+    each host), answered by ``met``; ``go`` (address, port: of rank 0's host): start the ranks; ``signal`` number: stop
+    the ranks by it, and insist; ``records`` (now: at once, or before they are stopped): send dumps of the ranks;
+    ``took`` (stream, bytes): so much of its output has been passed on; ``sample``: send ``samples`` each second;
+    ``trace`` (wanted): send ``operations`` from now on, or no more, each time when ``traced`` has come for all that
+    were sent before; ``clock`` number: say what the time is (clocks.py). An agent reads no more from its ranks while a
+    megabyte is under way.
 In an elastic job, besides
     To an agent: ``start`` (rank: the number of a process that comes later, slot, slots, hosts: as many as are known),
     ``end`` (rank, number: of a signal for that process), ``finish``: nothing more will be started. From an agent:

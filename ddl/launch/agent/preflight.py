@@ -8,6 +8,7 @@ starts the ranks.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -21,11 +22,11 @@ from ddl.launch.agent.control import Assignment
 from ddl.launch.agent.reach import Target, TokenPort, connect_all
 from ddl.launch.ask.hosts import bare_name
 from ddl.launch.ask.program import script_of
-from ddl.net.address import parse_address
+from ddl.net.address import family_of, format_address, is_loopback, parse_address
 from ddl.net.interfaces import address_of
-from ddl.net.rails import places
+from ddl.net.rails import common_family, places
 
-__all__ = ["HostEntry", "look_around", "open_token_port", "prepare", "sources", "wrong_names"]
+__all__ = ["HostEntry", "look_around", "open_token_ports", "prepare", "sources", "wrong_names"]
 
 #: What launchers tell the processes that they start: true of the agent, not of its ranks.
 _LAUNCHERS_OWN = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "PRRTE_", "HYDI_", "HYDRA_", "MPI_LOCAL", "SLURM_STEP_")
@@ -43,7 +44,7 @@ _RESOLVE = """
 import json, socket, sys
 for name in sys.argv[1:]:
     try:
-        addresses = sorted({entry[4][0] for entry in socket.getaddrinfo(name, None, socket.AF_INET)})
+        addresses = sorted({entry[4][0] for entry in socket.getaddrinfo(name, None)})
     except OSError:
         addresses = []
     print(json.dumps([name, addresses]), flush=True)
@@ -79,21 +80,35 @@ def prepare(assignment: Assignment) -> None:
 
 
 def sources(towards_ddlrun: str) -> List[str]:
-    """Return the addresses of this host on all networks that data may use."""
-    usable = places(os.environ.get("DDL_INTERFACE", ""), towards_ddlrun)
+    """Return the addresses of this host on all networks that data may use, of the version of IP that leads to ddlrun.
+
+    Those of ``DDL_INTERFACE`` are taken as they are.
+    """
+    wanted = os.environ.get("DDL_INTERFACE", "")
+    usable = [place for place in places(wanted, towards_ddlrun) if wanted or place.family == family_of(towards_ddlrun)]
     return [place.address for place in (usable[:1] if os.environ.get("DDL_RAILS") == "1" else usable)]
 
 
-def open_token_port(towards_ddlrun: str) -> TokenPort:
-    """Return a port at the address where this host's ranks will take data: DDL_INTERFACE, or by the way to ddlrun."""
-    address = os.environ.get("DDL_INTERFACE", "").partition(",")[0] or towards_ddlrun
+def open_token_ports(towards_ddlrun: str) -> List[TokenPort]:
+    """Return ports at the addresses where this host's ranks may take data, with one token.
+
+    The first one is at DDL_INTERFACE, or on the way to ddlrun. Without DDL_INTERFACE there may be one more, of the
+    other version of IP.
+    """
+    wanted = os.environ.get("DDL_INTERFACE", "")
+    first, *others = (place.address for place in places(wanted, towards_ddlrun))
     try:
-        return TokenPort(address)
+        ports = [TokenPort(first)]
     except OSError as error:
         raise ConfigError(
-            f"data cannot be awaited on {address}: {error.strerror}; name a network that this host is on: "
+            f"data cannot be awaited on {first}: {os.strerror(error.errno or 0)}; name a network that this host is on: "
             "--network-interface 10.1.0.0/16"
         ) from error
+    other = next((address for address in others if not wanted and family_of(address) != family_of(first)), None)
+    if other is not None:
+        with contextlib.suppress(OSError):
+            ports.append(TokenPort(other, ports[0].token))
+    return ports
 
 
 @dataclass(frozen=True)
@@ -102,31 +117,35 @@ class HostEntry:
 
     number: int
     name: str  #: as it was given to ddlrun
-    address: str  #: of its token port
+    addresses: Sequence[str]  #: of its token ports, the best first
     token: str  #: in hexadecimal digits
 
     @property
-    def ip(self) -> str:
-        """The address without the port."""
-        return parse_address(self.address)[0]
+    def ips(self) -> List[str]:
+        """The addresses without the ports."""
+        return [parse_address(address)[0] for address in self.addresses]
 
-    def target(self) -> Target:
-        """Return where to connect to."""
-        return Target(self.number, *parse_address(self.address), bytes.fromhex(self.token))
+    def target(self, family: socket.AddressFamily) -> Target:
+        """Return where to connect to, over this version of IP if possible."""
+        at = next((at for at, ip in enumerate(self.ips) if family_of(ip) == family), 0)
+        return Target(self.number, *parse_address(self.addresses[at]), bytes.fromhex(self.token))
 
 
-def look_around(own: int, peers: Sequence[HostEntry], token_port: TokenPort) -> Dict[str, List[str]]:
+def look_around(own: int, peers: Sequence[HostEntry], token_ports: Sequence[TokenPort]) -> Dict[str, List[str]]:
     """Return the ``problems`` and ``warnings`` of host ``own`` with the others, a text each."""
     here = next(peer for peer in peers if peer.number == own)
     others = [peer for peer in peers if peer is not here]
     resolver = _ask_for_names([bare_name(peer.name) for peer in peers])
-    attempts = connect_all([peer.target() for peer in others], token_port)
+    family = common_family([peer.ips for peer in peers])  # as that of the ranks' data
+    attempts = connect_all([peer.target(family) for peer in others], token_ports)
     problems = []
     for peer in others:
-        attempt = attempts[peer.target()]
+        target = peer.target(family)
+        attempt = attempts[target]
         if attempt.problem or attempt.stranger:
             what = _SAID.get(attempt.problem, attempt.problem) or "somebody else answers there"
-            problems.append(f"{here.name} cannot connect to {peer.name} at {peer.address}: {what}")
+            where = format_address(target.address, target.port)
+            problems.append(f"{here.name} cannot connect to {peer.name} at {where}: {what}")
     return {"problems": problems, "warnings": list(wrong_names(here, peers, _answers(resolver)))}
 
 
@@ -137,14 +156,14 @@ def wrong_names(
 
     DDL itself knows addresses. What else runs in the job (MASTER_ADDR, another library) may trust names.
     """
-    owners = {peer.ip: peer.name for peer in peers}
+    owners = {ip: peer.name for peer in peers for ip in peer.ips}
     for peer in peers:
         addresses = addresses_of.get(bare_name(peer.name))
         if addresses is None:
             yield f"{here.name} got no answer within {_NAME_SECONDS:g} s when it asked for the address of {peer.name}"
             return
         leads = [owners.get(address, "") for address in addresses]
-        if peer is not here and addresses and all(address.startswith("127.") for address in addresses):
+        if peer is not here and addresses and all(map(is_loopback, addresses)):
             leads = [here.name]
         wrong = sorted({name for name in leads if name})
         if wrong and peer.name not in wrong:

@@ -34,6 +34,7 @@ from typing import Dict, Iterator, Mapping
 
 from ddl.bootstrap.environ import Identity
 from ddl.launch.ask.config import RunConfig
+from ddl.net.address import EVERYWHERE, bound
 
 __all__ = [
     "ELASTIC",
@@ -74,9 +75,7 @@ def keep_port() -> Iterator[int]:
     It is bound, but nobody listens. So the kernel gives it to nobody else who asks for any port or connects, while
     a program that binds it by its number and with SO_REUSEADDR, as torch's TCPStore and most servers do, gets it.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as kept:
-        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        kept.bind(("", 0))
+    with bound(EVERYWHERE, 0) as kept:
         yield int(kept.getsockname()[1])
 
 

@@ -15,26 +15,27 @@ import select
 import socket
 import time
 from dataclasses import dataclass
-from typing import Dict, Optional, Sequence, Tuple
+from typing import Dict, Sequence, Tuple
 
 from ddl import clock
+from ddl.net.address import listen, socket_towards
 from ddl.net.shortage import PAUSE, shortage
 
 __all__ = ["TOKEN", "Attempt", "TokenPort", "Target", "connect_all"]
 
 TOKEN = 16  #: bytes by which a port is known
 _CONNECT_SECONDS = 3.5  #: two more tries of the kernel's, after 1 s and 3 s
-_IP_MTU = 14  # linux/in.h; the socket module lacks it
+#: What tells the MTU of the path, linux/in.h and in6.h; the socket module lacks it.
+_MTU = {socket.AF_INET: (socket.IPPROTO_IP, 14), socket.AF_INET6: (socket.IPPROTO_IPV6, 24)}
 _AT_ONCE = 200  #: connections under way at a time, well below any limit of descriptors
 
 
 class TokenPort:
     """A port of ``address`` that greets everybody by ``token`` and hangs up. It lets nobody in."""
 
-    def __init__(self, address: str) -> None:
-        self.token = secrets.token_bytes(TOKEN)
-        self._socket = socket.create_server((address, 0), backlog=1024)
-        self._socket.setblocking(False)
+    def __init__(self, address: str, token: bytes = b"") -> None:
+        self.token = token or secrets.token_bytes(TOKEN)
+        self._socket = listen(address, 0)
         self.address = address
         self.port = int(self._socket.getsockname()[1])
 
@@ -42,6 +43,10 @@ class TokenPort:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Listen no more. Idempotent."""
         self._socket.close()
 
     def fileno(self) -> int:
@@ -80,22 +85,22 @@ class Attempt:
     mtu: int = 0
 
 
-def connect_all(targets: Sequence[Target], own: Optional[TokenPort] = None) -> Dict[Target, Attempt]:
-    """Connect to all, many at a time, and see who answers. Meanwhile greet those who come to our ``own`` port."""
+def connect_all(targets: Sequence[Target], own: Sequence[TokenPort] = ()) -> Dict[Target, Attempt]:
+    """Connect to all, many at a time, and see who answers. Meanwhile greet those who come to our ``own`` ports."""
     attempts: Dict[Target, Attempt] = {}
     for start in range(0, len(targets), _AT_ONCE):
         attempts.update(_connect_some(targets[start : start + _AT_ONCE], own))
     return attempts
 
 
-def _connect_some(targets: Sequence[Target], own: Optional[TokenPort]) -> Dict[Target, Attempt]:
+def _connect_some(targets: Sequence[Target], own: Sequence[TokenPort]) -> Dict[Target, Attempt]:
     attempts: Dict[Target, Attempt] = {}
     waiting: Dict[int, Tuple[Target, socket.socket]] = {}
     connected = set()
     poller = select.poll()
     with contextlib.ExitStack() as stack:
         for target in targets:
-            sock = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            sock = stack.enter_context(socket_towards(target.address))
             sock.setblocking(False)
             code = sock.connect_ex((target.address, target.port))
             if code not in (0, errno.EINPROGRESS):
@@ -103,13 +108,14 @@ def _connect_some(targets: Sequence[Target], own: Optional[TokenPort]) -> Dict[T
                 continue
             waiting[sock.fileno()] = (target, sock)
             poller.register(sock, select.POLLOUT)
-        if own is not None:
-            poller.register(own, select.POLLIN)
+        own_ports = {port.fileno(): port for port in own}
+        for number in own_ports:
+            poller.register(number, select.POLLIN)
         deadline = clock.now() + _CONNECT_SECONDS
         while waiting and clock.now() < deadline:
             for fd, events in poller.poll(max(1, int(1000 * (deadline - clock.now())))):
-                if own is not None and fd == own.fileno():
-                    own.greet()
+                if fd in own_ports:
+                    own_ports[fd].greet()
                     continue
                 target, sock = waiting[fd]
                 if fd in connected:
@@ -141,7 +147,7 @@ def _greeted(target: Target, sock: socket.socket) -> Attempt:
     try:
         token = sock.recv(TOKEN)
         source = str(sock.getsockname()[0])
-        mtu = sock.getsockopt(socket.IPPROTO_IP, _IP_MTU)
+        mtu = sock.getsockopt(*_MTU[sock.family])
     except OSError as error:
         return Attempt(_named(error.errno or 0))
     return Attempt("", token != target.token, source, mtu)

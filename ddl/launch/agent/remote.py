@@ -7,19 +7,19 @@ behind, whatever happens to ddlrun, ssh or the network. (In an elastic job they 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import select
 import socket
 import sys
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Mapping, Optional, Sequence
 
-from ddl import clock
 from ddl._version import __version__
 from ddl.errors import ConfigError, Error, ProtocolError, RendezvousError
 from ddl.launch.agent.control import INVITATION, Assignment, Invitation
 from ddl.launch.agent.elastic_agent import ElasticAgentCourse
-from ddl.launch.agent.preflight import HostEntry, look_around, open_token_port, prepare, sources
+from ddl.launch.agent.preflight import HostEntry, look_around, open_token_ports, prepare, sources
 from ddl.launch.agent.rank_environ import keep_port
 from ddl.launch.agent.reach import TokenPort
 from ddl.launch.agent.remote_agent import FixedAgentCourse, RemoteHostAgent
@@ -51,21 +51,13 @@ def _host_number(invitation: Invitation, environ: Mapping[str, str]) -> int:
 
 
 def call(invitation: Invitation, host: int) -> HostAgentClient:
-    """Connect to ddlrun by the first of its addresses at which it answers."""
+    """Connect to ddlrun by one of its addresses, the first if possible."""
     prepare_encryption(invitation.encrypt, invitation.openssl)
-    deadline = clock.now() + invitation.timeout
-    problems: Dict[str, str] = {}  # the last one of each address
-    while True:
-        for address in invitation.addresses:
-            remaining = deadline - clock.now()
-            share = max(1.0, remaining / len(invitation.addresses))
-            try:
-                patience = min(remaining, share) if remaining > 0 else 0.1
-                return HostAgentClient(address, invitation.secret, host, patience, encrypt=invitation.encrypt)
-            except RendezvousError as error:
-                problems[address] = str(error)
-        if clock.now() >= deadline:
-            raise RendezvousError(f"ddlrun cannot be reached from this host: {'; '.join(problems.values())}")
+    (address, *others), secret, patience = invitation.addresses, invitation.secret, invitation.timeout
+    try:
+        return HostAgentClient(address, secret, host, patience, encrypt=invitation.encrypt, others=others)
+    except RendezvousError as error:
+        raise RendezvousError(f"ddlrun cannot be reached from this host (--start-timeout): {error}") from error
 
 
 def main() -> int:
@@ -102,27 +94,28 @@ def attend(control: HostAgentClient, secret: bytes) -> int:
 
 
 def _meet(control: HostAgentClient, host: int, port: int) -> Optional[Mapping[str, Any]]:
-    """Open a port to the other hosts and look whether theirs can be reached; return the word that the job begins."""
-    with open_token_port(control.local_host) as token_port:
-        address = format_address(token_port.address, token_port.port)
-        control.send({"type": "ready", "address": address, "token": token_port.token.hex(), "port": port})
+    """Open ports to the other hosts and look whether theirs can be reached; return the word that the job begins."""
+    with contextlib.ExitStack() as stack:
+        ports = [stack.enter_context(opened) for opened in open_token_ports(control.local_host)]
+        addresses = [format_address(opened.address, opened.port) for opened in ports]
+        control.send({"type": "ready", "addresses": addresses, "token": ports[0].token.hex(), "port": port})
         while True:
-            message = _next(control, "meet", "go", token_port=token_port)
+            message = _next(control, "meet", "go", token_ports=ports)
             if message is None or message["type"] == "go":
                 return message
             peers = [HostEntry(**entry) for entry in message["peers"]]
-            control.send({"type": "met", **look_around(host, peers, token_port)})
+            control.send({"type": "met", **look_around(host, peers, ports)})
 
 
 def _next(
-    control: HostAgentClient, *expected: str, token_port: Optional[TokenPort] = None
+    control: HostAgentClient, *expected: str, token_ports: Sequence[TokenPort] = ()
 ) -> Optional[Mapping[str, Any]]:
     """Wait for a message, and answer connections meanwhile; None if ddlrun gives up (a host had a problem) or ends."""
     while True:
-        waited = [control.fileno()] if token_port is None else [control.fileno(), token_port.fileno()]
-        readable, _, _ = select.select(waited, [], [])
-        if token_port is not None and token_port.fileno() in readable:
-            token_port.greet()
+        readable, _, _ = select.select([control.fileno(), *(port.fileno() for port in token_ports)], [], [])
+        for port in token_ports:
+            if port.fileno() in readable:
+                port.greet()
         if control.fileno() not in readable:
             continue
         message = control.receive()

@@ -89,7 +89,9 @@ def parse_host(text: str, where: str) -> Host:
     if not colon or text.endswith("]"):  # no slots, or the colons of a bare IPv6 address in brackets
         name, slots = text, ""
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{where}: {name!r} is not the name of a host; write host or host:slots")
+        brackets = "; write an IPv6 address in brackets, [fd77::1] or [fd77::1]:slots"
+        how = brackets if text.count(":") > 1 else "; write host or host:slots"
+        raise ConfigError(f"{where}: {name!r} is not the name of a host{how}")
     return Host(name, _slots(slots, where) if slots or colon and not text.endswith("]") else None)
 
 

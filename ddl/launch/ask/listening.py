@@ -7,7 +7,7 @@ import socket
 from typing import NamedTuple
 
 from ddl.errors import ConfigError, ResourceError
-from ddl.net.address import format_address, listen, parse_address
+from ddl.net.address import EVERYWHERE, format_address, listen, parse_address
 
 __all__ = ["ListeningAddress"]
 
@@ -29,7 +29,7 @@ class ListeningAddress(NamedTuple):
         whole = text
         if any_port and text.startswith(":"):
             whole = text[1:]
-        elif any_port and text and ":" not in text and not text.isdigit():
+        elif any_port and text and (":" not in text or text.endswith("]")) and not text.isdigit():
             whole = f"{text}:0"
         name, _, port = whole.rpartition(":")
         free = port.strip("0") == "" and port != ""
@@ -46,6 +46,11 @@ class ListeningAddress(NamedTuple):
 
     def __str__(self) -> str:
         return format_address(self.host, self.port)
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether it stands for all addresses of this host."""
+        return self.host in (EVERYWHERE, "0.0.0.0")
 
     @property
     def loopback(self) -> bool:

@@ -58,7 +58,7 @@ class PageServer:
     def url(self) -> str:
         """What to open in a browser."""
         address = self._address._replace(port=self._http.server_port)
-        if address.host == "0.0.0.0":
+        if address.everywhere:
             address = address._replace(host=socket.gethostname())
         return f"http://{address}/#{self._http.token}"
 
@@ -133,14 +133,15 @@ class _PageHttp(http.server.ThreadingHTTPServer):
     def knows_host(self, header: str) -> bool:
         """Whether a request with this ``Host`` is for us: an address, or a name that no stranger can give away."""
         name = header.rpartition(":")[0] if header.rpartition(":")[2].isdigit() else header
-        bound = self.server_name
-        if name.lower() in ("localhost", bound):
+        name = name.strip("[]").lower()
+        bound = ListeningAddress(self.server_name, 0)
+        if name in ("localhost", bound.host.lower()):
             return True
         try:
-            own = ipaddress.ip_address(name.strip("[]"))
+            own = ipaddress.ip_address(name)
         except ValueError:
-            return bound == "0.0.0.0" and name.lower() == socket.gethostname().lower()
-        return own.is_loopback or bound == "0.0.0.0"
+            return bound.everywhere and name == socket.gethostname().lower()
+        return own.is_loopback or bound.everywhere
 
 
 class _PageRequest(http.server.BaseHTTPRequestHandler):

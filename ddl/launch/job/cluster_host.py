@@ -8,6 +8,7 @@ from typing import Dict, List, Set, Tuple
 
 from ddl._version import __version__
 from ddl.launch.job.elastic_events import StartProcess
+from ddl.net.address import parse_address
 from ddl.store.messages import Message
 from ddl.text.rank_names import name_ranks
 
@@ -49,7 +50,12 @@ class ClusterHost:
     def token_port(self) -> Message:
         """As the other hosts are told of it."""
         ready = self.said["ready"]
-        return {"number": self.number, "name": self.name, "address": ready["address"], "token": ready["token"]}
+        return {"number": self.number, "name": self.name, "addresses": ready["addresses"], "token": ready["token"]}
+
+    @property
+    def ips(self) -> List[str]:
+        """The addresses at which its ranks may take data, the best first; none before it is ready."""
+        return [parse_address(text)[0] for text in self.said.get("ready", {}).get("addresses", ())]
 
     @property
     def label(self) -> str:

@@ -36,8 +36,9 @@ from ddl.launch.job.job_output import JobOutput
 from ddl.launch.job.rank_ends import RankEnds
 from ddl.launch.launchers import Start
 from ddl.launch.timeline.cluster_timeline import ClusterTimeline
-from ddl.net.address import parse_address
+from ddl.net.address import family_of
 from ddl.net.encryption import prepare_encryption
+from ddl.net.rails import common_family
 from ddl.records.dump import RankDump
 from ddl.records.sample import RankSample
 from ddl.store.messages import Message
@@ -152,9 +153,10 @@ class ClusterJob:
 
     def go(self, host: ClusterHost) -> None:
         """Let a host start its ranks."""
-        first = self.agents.hosts[self.placement.host_of(0)].said["ready"]
-        address, _ = parse_address(first["address"])
-        self.agents.post(host.number, {"type": "go", "address": address, "port": first["port"]})
+        first = self.agents.hosts[self.placement.host_of(0)]
+        family = common_family([other.ips for other in self.agents.hosts if other.ips])  # as that of the ranks' data
+        address = next((each for each in first.ips if family_of(each) == family), first.ips[0])
+        self.agents.post(host.number, {"type": "go", "address": address, "port": first.said["ready"]["port"]})
         if self.display.sampling:
             self.agents.post(host.number, {"type": "sample", "rails": self.display.shows_rails})
         if self._timeline is not None:

@@ -32,6 +32,7 @@ from ddl.launch.job.elastic_store import MOST_HOSTS, elastic_store, leave, lost
 from ddl.launch.job.fixed_cluster import FixedClusterCourse
 from ddl.launch.launchers import Start
 from ddl.launch.launchers.reaching import launcher_of
+from ddl.net.address import EVERYWHERE
 from ddl.store.messages import Message
 from ddl.store.server import StoreServer
 
@@ -82,7 +83,7 @@ class ElasticClusterCourse:
             self._options,
             self._course.post,
             encrypt=self._job.config.settings.encrypt,
-            host="0.0.0.0",
+            host=EVERYWHERE,
             port=0 if agents.entrance is None else agents.entrance.port,
             agents=MOST_HOSTS if agents.entrance is None else len(agents.hosts),
             from_agent=agents.from_agent,

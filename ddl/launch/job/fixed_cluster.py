@@ -12,6 +12,7 @@ from ddl.launch.agent.failures import Exit, first_failure
 from ddl.launch.agent.loop import Handlers
 from ddl.launch.job.cluster_host import ClusterHost
 from ddl.launch.job.cluster_job import ClusterJob
+from ddl.net.address import EVERYWHERE
 from ddl.store.messages import Message
 from ddl.store.server import StoreServer
 
@@ -35,7 +36,7 @@ class FixedClusterCourse:
         return StoreServer(
             agents.secret,
             size,
-            "0.0.0.0",
+            EVERYWHERE,
             port,
             start=False,
             agents=len(agents.hosts),

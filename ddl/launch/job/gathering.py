@@ -16,6 +16,7 @@ from ddl.launch.ask.config import RunConfig
 from ddl.launch.ask.placement import Placement
 from ddl.launch.job.cluster_host import ClusterHost
 from ddl.launch.job.host_agents import HostAgents
+from ddl.net.rails import family_problem
 
 __all__ = ["Gathering", "GatheringJob"]
 
@@ -60,6 +61,8 @@ class Gathering:
         if job.wanted:
             agents.post_all(lambda host: assignment_of(job.config, job.placement, host.number).message())
             self._hear_from_all("ready", "directory and program are still not seen to be there on", "are disks slow?")
+        if job.wanted and not self._patient:
+            job.problem = family_problem([host.name for host in agents.hosts], [host.ips for host in agents.hosts])
         if job.wanted and len(agents.hosts) > 1 and not self._patient:
             peers = [host.token_port for host in agents.hosts]
             agents.post_all(lambda host: {"type": "meet", "peers": peers})

@@ -31,7 +31,7 @@ from ddl.launch.job.elastic_cluster import ElasticClusterCourse
 from ddl.launch.job.fixed_cluster import FixedClusterCourse
 from ddl.launch.launchers import Start
 from ddl.launch.launchers.k8s import FAILURES, FINAL
-from ddl.net.address import format_address, parse_address
+from ddl.net.address import format_address, parse_address, resolve
 from ddl.net.auth import MINIMUM_SECRET
 from ddl.store.watch import HostAgentClient
 
@@ -150,9 +150,8 @@ def _call(head: str, secret: bytes, number: int, settings: Settings) -> HostAgen
     deadline = clock.now() + patience
     while True:
         try:
-            address = socket.getaddrinfo(name, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+            known = tuple(format_address(address, port) for address in resolve(name))
             attempt = max(0.1, min(_ATTEMPT, deadline - clock.now()))
-            known = (format_address(str(address), port),)
             invitation = Invitation(secret, known, number, attempt, settings.encrypt, settings.openssl)
             return remote.call(invitation, number)
         except (socket.gaierror, RendezvousError, ConfigError) as error:

@@ -18,6 +18,7 @@ from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 from ddl import clock
 from ddl.errors import Error
 from ddl.launch.agent.reach import TOKEN, Target
+from ddl.net.address import connect, family_of, socket_towards
 from ddl.net.auth import prove_as_client, read_exactly
 from ddl.tools.doctor.responder import CHUNK, FLOOD, TIME, WANTS
 from ddl.tuning.tournament import tournament
@@ -29,8 +30,9 @@ _LARGE_SECONDS = 1.2
 _RETRY_SECONDS = 0.3
 _ANSWER_SECONDS = 2.0  # that whoever is measured has for its next word
 _ROUND_TRIPS = 64
-_IP_MTU_DISCOVER, _IP_PMTUDISC_PROBE = 10, 3  # linux/in.h; the socket module lacks them
-_HEADERS = 28  # bytes of IP and UDP
+#: What lets a socket send packets whole, or not: linux/in.h and in6.h; the socket module lacks it.
+_PROBING = {socket.AF_INET: (socket.IPPROTO_IP, 10, 3), socket.AF_INET6: (socket.IPPROTO_IPV6, 23, 3)}
+_HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}  # bytes of IP and UDP
 
 
 # --- whether large packets pass ---
@@ -43,10 +45,11 @@ def try_large_packets(targets: Sequence[Target], mtus: Sequence[int]) -> List[Op
     is too long for it and tells nobody, and then a connection works until it has much to say.
     """
     arrived: Dict[Target, List[int]] = {target: [] for target in targets}
+    sizes = [mtu - _HEADERS[family_of(target.address)] for target, mtu in zip(targets, mtus)]
     for start in range(0, len(targets), _AT_ONCE):
         batch = range(start, min(start + _AT_ONCE, len(targets)))
-        _send_datagrams({targets[at]: (TOKEN, mtus[at] - _HEADERS) for at in batch}, arrived)
-    return [mtu - _HEADERS in arrived[target] if arrived[target] else None for target, mtu in zip(targets, mtus)]
+        _send_datagrams({targets[at]: (TOKEN, sizes[at]) for at in batch}, arrived)
+    return [size in arrived[target] if arrived[target] else None for target, size in zip(targets, sizes)]
 
 
 def _send_datagrams(sizes: Dict[Target, Tuple[int, int]], arrived: Dict[Target, List[int]]) -> None:
@@ -55,9 +58,9 @@ def _send_datagrams(sizes: Dict[Target, Tuple[int, int]], arrived: Dict[Target, 
         socks: Dict[int, Tuple[Target, socket.socket]] = {}
         poller = select.poll()
         for target in sizes:
-            sock = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            sock = stack.enter_context(socket_towards(target.address, socket.SOCK_DGRAM))
             sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _IP_PMTUDISC_PROBE)
+            sock.setsockopt(*_PROBING[sock.family])
             with contextlib.suppress(OSError):  # no way there, which connect_all has told already
                 sock.connect((target.address, target.port))
                 poller.register(sock, select.POLLIN)
@@ -116,7 +119,7 @@ def measure(target: Target, secret: bytes, sample: float) -> LinkMeasurement:
 
 @contextlib.contextmanager
 def _connection(target: Target, secret: bytes) -> Iterator[socket.socket]:
-    with socket.create_connection((target.address, target.port), timeout=2) as sock:
+    with connect(target.address, target.port, 2) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if read_exactly(sock, TOKEN, clock.now() + _ANSWER_SECONDS) == target.token:
             prove_as_client(sock, secret, clock.now() + _ANSWER_SECONDS)

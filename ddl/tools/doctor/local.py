@@ -21,6 +21,7 @@ from ddl._version import __version__
 from ddl.bootstrap.cores import quota
 from ddl.errors import ResourceError
 from ddl.launch.ask.hosts import bare_name
+from ddl.net.address import resolve
 from ddl.net.encryption import prepare_encryption
 from ddl.net.interfaces import interfaces, source_towards
 from ddl.tools.doctor.facts import Local, Task
@@ -111,8 +112,7 @@ def _names(
     """Ask for the addresses of the hosts' names, and for the names of their addresses."""
 
     def forward(host: str) -> Tuple[str, ...]:
-        answers = socket.getaddrinfo(bare_name(host), None, socket.AF_INET, socket.SOCK_STREAM)
-        return tuple(dict.fromkeys(str(entry[4][0]) for entry in answers))
+        return tuple(resolve(bare_name(host)))
 
     def backward(address: str) -> str:
         return socket.getnameinfo((address, 0), socket.NI_NAMEREQD)[0]

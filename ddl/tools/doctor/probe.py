@@ -17,8 +17,10 @@ from typing import Any, Dict, List, Sequence, Tuple
 from ddl.bootstrap.environ import Identity, Settings
 from ddl.errors import Error
 from ddl.launch.agent.reach import TOKEN, Attempt, Target, connect_all
+from ddl.net.address import family_of
 from ddl.net.encryption import prepare_encryption
 from ddl.net.interfaces import Interface, interfaces
+from ddl.net.rails import common_family
 from ddl.store.store import StoreClient
 from ddl.tools.doctor.facts import HostLink, Task
 from ddl.tools.doctor.link import measure, schedule, try_large_packets
@@ -56,10 +58,11 @@ class _Probe:
                 offer.update(chosen=self._chosen, interfaces=[dataclasses.asdict(entry) for entry in interfaces()])
             met = [json.loads(text) for text in self._meet(json.dumps(offer))]
             others = sorted((entry for entry in met if "token" in entry), key=lambda entry: int(entry["host"]))
+            _keep_one_family(others)
             problem = ""
             if self._leads:
                 chosen = {int(entry["host"]): str(entry["chosen"]) for entry in others}
-                local = examine(self._task, self._chosen, chosen)
+                local = examine(self._task, chosen[self._host], chosen)
                 _tell("local", local=dataclasses.asdict(local), host=self._host)
                 problem = local.core_problem
             problems = self._meet(problem)
@@ -95,8 +98,7 @@ class _Probe:
 
     def _reach(self, hosts: Sequence[Dict[str, Any]]) -> Dict[int, List[Tuple[HostLink, Target]]]:
         """Connect to every address of every host, all at once, and say what can be said before anybody's turn."""
-        own_interfaces = interfaces()
-        names = {entry.address: entry for entry in own_interfaces}
+        names = {entry.address: entry for entry in interfaces()}
         places: List[Tuple[Dict[str, Any], Interface]] = []
         for entry in hosts:
             there = [Interface(**fields) for fields in entry["interfaces"]]
@@ -165,6 +167,16 @@ class _Probe:
             )
             links.setdefault(host, []).append((link, place))
         return links
+
+
+def _keep_one_family(hosts: Sequence[Dict[str, Any]]) -> None:
+    """Leave of each host's addresses those of the version of IP that a job's data would take."""
+    there = [[entry["chosen"], *(fields["address"] for fields in entry["interfaces"])] for entry in hosts]
+    family = common_family(there)
+    for entry in hosts:
+        entry["interfaces"] = [fields for fields in entry["interfaces"] if family_of(fields["address"]) == family]
+        if entry["interfaces"] and family_of(entry["chosen"]) != family:
+            entry["chosen"] = entry["interfaces"][0]["address"]
 
 
 def _prove_memory(identity: Identity, settings: Settings) -> Dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Tuple
 
 from ddl import clock
 from ddl.errors import Error
+from ddl.net.address import EVERYWHERE, bound, listen
 from ddl.net.auth import read_exactly
 from ddl.net.newcomers import Complaints, Door, in_a_thread
 from ddl.net.shortage import Shortage
@@ -39,11 +40,10 @@ class Responder:
         self._selector = selectors.DefaultSelector()
         self._shortage = Shortage("ddl doctor cannot answer other hosts")
         complaints = Complaints("ddl doctor", self._shortage)
-        listeners = [socket.create_server(("0.0.0.0", 0), backlog=1024) for _ in range(_PORTS)]
+        listeners = [listen(EVERYWHERE, 0) for _ in range(_PORTS)]
         welcome = in_a_thread(self._serve, complaints)
         self._doors = [Door(listener, secret, self._selector, complaints, welcome, token) for listener in listeners]
-        self._datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._datagrams.bind(("0.0.0.0", 0))
+        self._datagrams = bound(EVERYWHERE, 0, socket.SOCK_DGRAM)
         self._datagrams.settimeout(0.2)
         self.ports = tuple(int(listener.getsockname()[1]) for listener in listeners)
         self.datagram_port = int(self._datagrams.getsockname()[1])

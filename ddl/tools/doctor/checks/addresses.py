@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, Iterator, List, Tuple
 
+from ddl.net.address import is_loopback
 from ddl.tools.doctor.checks.verdict import ERROR, OK, WARNING, Verdict, each_host, present
 from ddl.tools.doctor.facts import Facts, HostFacts, Local
 
@@ -14,17 +15,13 @@ _CHOOSE = "name the network that joins all hosts: --network-interface 10.1.0.0/1
 _NAMES = "correct DNS or /etc/hosts"
 
 
-def _loopback(address: str) -> bool:
-    return address.startswith("127.")
-
-
 def interface(facts: Facts) -> List[Verdict]:
     """The address for data: never loopback, up, and the one that packets to the other hosts leave by."""
     several = len(facts.hosts) > 1
 
     def problems(host: HostFacts, local: Local) -> _Problems:
         chosen = local.interface
-        if _loopback(local.chosen):
+        if is_loopback(local.chosen):
             if several:
                 yield ERROR, f"data is awaited on loopback ({local.chosen}), where no other host comes", _CHOOSE
             return
@@ -55,7 +52,7 @@ def _routes(facts: Facts, local: Local) -> _Problems:
     for source, names in others.items():
         if not source:
             yield ERROR, f"there is no route to {', '.join(names)}", "set one ('ip route'), or choose another network"
-        elif _loopback(source) or source not in [entry.address for entry in local.interfaces]:
+        elif is_loopback(source) or source not in [entry.address for entry in local.interfaces]:
             yield ERROR, f"the way to {', '.join(names)} leads to this host itself ({source})", _CHOOSE
         else:
             by = next(entry.name for entry in local.interfaces if entry.address == source)
@@ -66,7 +63,7 @@ def _routes(facts: Facts, local: Local) -> _Problems:
 def _twins(facts: Facts) -> List[Verdict]:
     users: Dict[str, List[str]] = {}
     for host, local in present(facts):
-        if not _loopback(local.chosen):
+        if not is_loopback(local.chosen):
             users.setdefault(local.chosen, []).append(host.name)
     remedy = "name every machine once; if they are different ones, give each its own address, or choose another network"
     return [
@@ -101,13 +98,13 @@ def names(facts: Facts) -> List[Verdict]:
 
 def _forward(host: HostFacts, local: Local, other: HostFacts, owners: Dict[str, str]) -> _Problems:
     resolved = local.names.get(other.name)
-    if resolved is None or set(resolved) & set(other.addresses) or (host is other and all(map(_loopback, resolved))):
+    if resolved is None or set(resolved) & set(other.addresses) or (host is other and all(map(is_loopback, resolved))):
         return  # a host's own name has a verdict of its own
     if not resolved:
         yield WARNING, f"the name {other.name} is not known", _NAMES + "; ddlrun needs it only where it is started"
         return
     strangers = sorted({owners[address] for address in resolved if address in owners})
-    if strangers or all(map(_loopback, resolved)):
+    if strangers or all(map(is_loopback, resolved)):
         who = " and ".join(strangers) or "this host itself"
         yield ERROR, f"the name {other.name} leads to {', '.join(resolved)}, which is {who}", _NAMES
     else:

@@ -1,0 +1,110 @@
+"""Addresses of IPv4 and IPv6: which is tried first, what else is tried, and that a listener takes both."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from typing import Any, Iterator, List, Tuple
+
+import pytest
+from ipv6 import needs_ipv6
+
+from ddl.net import address
+from ddl.net.address import EVERYWHERE, connect, family_of, listen, resolve
+from ddl.net.auth import name_of
+
+HERE = ["127.0.0.1", "::1"]
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> List[str]:
+    """The addresses to which every name leads, in the order of the name service."""
+    leads: List[str] = []
+    real = socket.getaddrinfo
+
+    def ask(host: str, *rest: Any, **more: Any) -> List[Any]:
+        asked = [host] if family_of(host) == socket.AF_INET6 or host.startswith("127.") else leads
+        return [entry for each in asked for entry in real(each, *rest, **more)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", ask)
+    return leads
+
+
+@contextlib.contextmanager
+def port_at(host: str) -> Iterator[int]:
+    with listen(host, 0) as listener:
+        yield int(listener.getsockname()[1])
+
+
+def test_ipv4_is_first(names: List[str]) -> None:
+    names += ["::1", "127.0.0.1", "::1"]
+    assert resolve("both") == HERE
+    assert resolve("::1") == ["::1"] and resolve("127.0.0.1") == ["127.0.0.1"]
+
+
+@needs_ipv6
+@pytest.mark.parametrize("there", HERE)
+def test_the_other_address_is_tried(there: str, names: List[str]) -> None:
+    names += HERE
+    with port_at(there) as port, connect("both", port, 100.0) as sock:
+        assert sock.getpeername()[:2] == (there, port)
+        assert sock.gettimeout() is not None
+    with pytest.raises(ConnectionRefusedError):
+        connect("both", port, 100.0)
+
+
+def test_an_address_that_does_not_answer_takes_its_share_of_the_time_only(
+    names: List[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the first one leaves is for the others."""
+    names += ["127.0.0.1", "127.0.0.2", "::1"]
+    now = 100.0
+    given: List[float] = []
+
+    class Silent:
+        def settimeout(self, seconds: float) -> None:
+            given.append(seconds)
+
+        def connect(self, place: Tuple[str, int]) -> None:
+            nonlocal now
+            now += given[-1]
+            raise TimeoutError(f"{place[0]} timed out")
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(address, "socket_towards", lambda _: Silent())
+    monkeypatch.setattr(address.clock, "now", lambda: now)
+    with pytest.raises(TimeoutError, match="::1 timed out"):
+        connect("three", 1, 9.0)
+    assert given == pytest.approx([3.0, 3.0, 3.0])
+
+
+@needs_ipv6
+def test_a_listener_everywhere_takes_both() -> None:
+    with listen(EVERYWHERE, 0) as listener:
+        port = listener.getsockname()[1]
+        listener.setblocking(True)
+        for host in HERE:
+            with connect(host, port, 100.0), listener.accept()[0] as visitor:
+                shown = f"[{host}]" if ":" in host else host
+                assert name_of(visitor).startswith(f"the peer at {shown}:")
+
+
+def test_a_host_whose_kernel_has_no_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = socket.socket
+
+    def without(family: int = socket.AF_INET, *rest: Any, **more: Any) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(97, "Address family not supported by protocol")
+        return real(family, *rest, **more)
+
+    monkeypatch.setattr(address.socket, "socket", without)
+    with listen(EVERYWHERE, 0) as listener:
+        assert listener.getsockname()[0] == "0.0.0.0"
+        answered = threading.Thread(target=lambda: listener.accept()[0].close())
+        listener.setblocking(True)
+        answered.start()
+        connect("127.0.0.1", listener.getsockname()[1], 100.0).close()
+        answered.join()
