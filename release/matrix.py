@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Sequence
 
 from ddl.errors import ConfigError
 from release.pins import pinned
-from release.systems import system_for
+from release.systems import program, system_for
 from release.targets import WheelTarget, targets
 from release.wheels import ROOT
 
@@ -74,7 +74,7 @@ def _try(target: WheelTarget, wheel: Path) -> Dict[str, Any]:
         _download(target, shared, [*_NEEDS, *(["tomli"] if target.version < (3, 11) else [])])
         environ = []
         if target.machine == "x86_64":
-            shutil.copy("/usr/bin/qemu-x86_64-static", shared)
+            shutil.copy(program("qemu-x86_64-static"), shared)
             environ = [f"EMULATOR={_OLD_PROCESSOR}"]
             _add_frameworks(target, shared)
         words = ["/usr/bin/env", *environ, system.python, "/shared/trial.py", "/shared"]

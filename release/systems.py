@@ -18,7 +18,7 @@ from ddl.errors import ConfigError
 from release.cross_python import compile_python
 from release.targets import WheelTarget
 
-__all__ = ["System", "headers", "interpreter", "libstdcxx", "system_for"]
+__all__ = ["System", "headers", "interpreter", "libstdcxx", "program", "system_for"]
 
 _SUITES = {"3.9": "bullseye", "3.11": "bookworm", "3.13": "trixie", "3.14": "forky"}
 _FOREIGN_SUITE = "bookworm"  # for a Python of this machine
@@ -118,17 +118,24 @@ def libstdcxx(machine: str) -> Tuple[List[Path], Path]:
     return [include / "c++/10", include / triplet / "c++/10"], root / "usr/lib" / triplet / "libstdc++.so.6"
 
 
+def program(name: str) -> str:
+    """Return the path of a program that trials need; ConfigError says how to get it."""
+    path = shutil.which(name)
+    if path is None:
+        raise ConfigError(f"{name} is not here: on Debian, apt install mmdebstrap qemu-user-static")
+    return path
+
+
 def _make(suite: str, machine: str, names: Sequence[str]) -> Path:
     root = _KEPT / f"{suite}-{machine}-{names[0]}"
     if (root / "complete").exists():
         return root
-    if shutil.which("mmdebstrap") is None:
-        raise ConfigError("mmdebstrap is not here: on Debian, apt install mmdebstrap qemu-user-static")
+    mmdebstrap = program("mmdebstrap")
     shutil.rmtree(root, ignore_errors=True)
     root.parent.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
         [
-            *("mmdebstrap", "--quiet", "--variant=extract", f"--architectures={_ARCHITECTURES[machine]}"),
+            *(mmdebstrap, "--quiet", "--variant=extract", f"--architectures={_ARCHITECTURES[machine]}"),
             *('--aptopt=Acquire::Check-Valid-Until "false"', f"--include={','.join([*_ALWAYS, *names])}"),
             *("--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr", suite, str(root)),
             f"deb {_MIRROR} {suite} main",  # without its updates, which go away earlier than the suite
