@@ -37,6 +37,7 @@ class Connector:
         self._number = number
         self._rank = rank
         self._ranks = ranks
+        self.rails = job.rails  #: over which it connects; a later generation of the job may have others
         self._called: Set[Tuple[int, int]] = set()
         self._closed = threading.Event()
 
@@ -69,7 +70,7 @@ class Connector:
         self._closed.set()
 
     def _rail(self, stream: int) -> int:
-        return stream // _core.STREAMS if len(self._job.rails) > 1 else 0
+        return stream // _core.STREAMS if len(self.rails) > 1 else 0
 
     def _call(self, peer: int, rail: int, streams: List[int]) -> None:
         start = clock.now()
@@ -79,7 +80,7 @@ class Connector:
                 streams.pop(0)
             except (OSError, Error) as error:
                 agent = self._job.agent
-                if agent is None:  # the job ends meanwhile
+                if agent is None or self._core.failed:  # the job ends meanwhile, or goes on without this group
                     return
                 agent.shortage.met(error)
                 waited = clock.now() - start
@@ -95,8 +96,8 @@ class Connector:
 
     def _connect(self, peer: int, rail: int, number: int) -> None:
         hello = {"communicator": self._number, "rank": self._rank, "stream": number}
-        address = self._job.address(self._ranks[peer], rail)
-        source = self._job.address(self._job.number, rail)[0] if len(self._job.rails) > 1 else ""
+        address = self._job.address(self._ranks[peer], rail, self.rails)
+        source = self._job.address(self._job.number, rail, self.rails)[0] if len(self.rails) > 1 else ""
         deadline = clock.now() + _ATTEMPT_SECONDS
         secret, settings = self._job.secret, self._job.settings
         with connect_data(
@@ -106,7 +107,7 @@ class Connector:
             self._core.add_connection(peer, number, sock.detach(), tls)
 
     def _give_up(self, peer: int, rail: int, number: int, error: Exception) -> None:
-        host, port = self._job.address(self._ranks[peer], rail)
+        host, port = self._job.address(self._ranks[peer], rail, self.rails)
         lack = shortage(error)
         if lack:
             reason = f"rank {self._job.identity.rank} cannot connect to {host}:{port}: {lack}"
@@ -115,12 +116,8 @@ class Connector:
         reason = f"cannot connect to {host}:{port}: {error}"
         if not isinstance(error, AuthError) or error.closed:
             reason += "; is a firewall between the hosts, or was the wrong interface chosen (DDL_INTERFACE)?"
-        others = [
-            number % _core.STREAMS + other * _core.STREAMS for other in range(len(self._job.rails)) if other != rail
-        ]
+        others = [number % _core.STREAMS + other * _core.STREAMS for other in range(len(self.rails)) if other != rail]
         if any(self._core.connected(peer, other) for other in others):
-            log.warning(
-                "rank %d: rank %d is reached without rail %s: %s", self._rank, peer, self._job.rails[rail], reason
-            )
+            log.warning("rank %d: rank %d is reached without rail %s: %s", self._rank, peer, self.rails[rail], reason)
         else:
             self._core.fail("PeerLost", peer, reason, True)

@@ -41,10 +41,12 @@ def arrive(job: Job) -> Group:
     It is no member yet: it becomes one by ``advance``, when its program is ready. Until then it is named as if it were
     the next rank after the present ones; collectives do nothing.
     """
-    _, me, _ = job.come(0)  # its board is made with its communicator
+    _, me = job.come(0)  # its board is made with its communicator
     if job.generations is None:
         raise ConfigError("DDL_INCARNATION is set, but not DDL_ELASTIC=1; ddlrun sets both")
-    job.introduce({job.number: me})
+    first = job.generations.record.members[:1]
+    job.introduce({job.number: me, **{number: _peer(job, number, clock.now() + _CALL_SECONDS) for number in first}})
+    job.check_fit()  # else the others could not work with this process, and would begin again and again
     job.members, job.hosts, job.is_member = (job.number,), ((job.number,),), False
     rank = len(job.generations.record.members)
     job.identity = dataclasses.replace(job.identity, rank=rank, size=rank + 1)
@@ -130,6 +132,7 @@ def _learn(job: Job, record: GenerationRecord) -> Identity:
     unknown = [number for number in record.members if number not in job.peers]
     job.introduce({number: _peer(job, number, deadline) for number in unknown})
     job.members = record.members
+    job.choose_rails()  # all of its networks must be those of all members
     hosts = {number: (job.peers[number].host, job.peers[number].host_id) for number in record.members}
     distinct = list(dict.fromkeys(hosts.values()))
     here = hosts[job.number]

@@ -241,7 +241,7 @@ class Group:
     def _connect(self, peers: Sequence[int], lane: int, channels: int, in_flight: int) -> None:
         slots = _SLOTS[lane][:in_flight]
         streams = [_core.stream_of(slot, channel) for slot in slots for channel in range(channels)]
-        rails = len(self.job.rails)
+        rails = len(self._connector.rails)
         each = rails if rails > 1 else self.job.settings.connections if lane == _core.LANE_LARGE else 1
         self._connector.need(peers, [stream + n * _core.STREAMS for n in range(each) for stream in streams])
 

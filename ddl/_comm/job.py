@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, 
 
 from ddl import _core, clock
 from ddl._comm.dropped_groups import DroppedGroups
+from ddl._comm.fit import check_fit, listed
 from ddl._comm.peer import Peer, sharing
 from ddl._version import __version__
 from ddl.bootstrap import launched
@@ -24,11 +25,10 @@ from ddl.bootstrap.environ import Identity, Settings
 from ddl.bootstrap.generations import Generations
 from ddl.bootstrap.peer_handshake import Nonce, connect_memory, listen_memory, listen_on_rails
 from ddl.bootstrap.rail_news import RailEnds
-from ddl.errors import ConfigError, Error, PeerLost, ProtocolError, RendezvousError
+from ddl.errors import Error, PeerLost, ProtocolError, RendezvousError
 from ddl.machine import host_id
 from ddl.net import rails
 from ddl.net.encryption import prepare_encryption
-from ddl.net.rails import RailOffer
 from ddl.store.messages import said_by
 from ddl.store.server import StoreServer
 from ddl.store.store import StoreClient
@@ -41,14 +41,6 @@ __all__ = ["Job"]
 log = logging.getLogger("ddl")
 
 _T = TypeVar("_T")
-
-_SHOWN = 4  # ranks that an error lists
-
-
-def _listed(labels: Sequence[str]) -> str:
-    """Return the first labels, and how many more there are."""
-    more = f" and {len(labels) - _SHOWN} more" if len(labels) > _SHOWN else ""
-    return ", ".join(labels[:_SHOWN]) + more
 
 
 class Job:
@@ -130,15 +122,12 @@ class Job:
             return
         assert identity.store is not None
         deadline = clock.now() + limit
-        store, me, offers = self.come(board_offset)
+        store, me = self.come(board_offset)
         everybody = store.check_in(me.text(), limit, round=2 * self.round)
         self.introduce({rank: Peer.parse(rank, text) for rank, text in enumerate(everybody)})
         self.identity = launched.numbered(identity, [f"{p.host} {p.host_id}" for p in self.peers.values()])
-        self.choose_rails(offers)
-        self._check_versions()
-        self._check_families()
-        self._check_alike("deterministic", "asked for deterministic sums", "pass the same deterministic= to init")
-        self._check_alike("encrypt", "encrypted connections", "start all by ddlrun --encrypt")
+        self.choose_rails()
+        self.check_fit()
         # Second check-in: nobody connects before everybody has everybody's nonce, and everybody learns who met whom.
         met = self.meet_neighbours(me, deadline)
         remaining = max(1.0, deadline - clock.now())
@@ -150,7 +139,7 @@ class Job:
         met_by = {rank: said_by(rank, text, lambda said: list(said["met"])) for rank, text in enumerate(answers)}
         self.conclude(met_by)
 
-    def come(self, board_offset: int) -> Tuple[StoreClient, Peer, List[RailOffer]]:
+    def come(self, board_offset: int) -> Tuple[StoreClient, Peer]:
         """Connect to the store, begin to listen, and return how this process introduces itself to the others."""
         identity, limit = self.identity, self.settings.start_timeout
         prepare_encryption(self.settings.encrypt, self.settings.openssl)
@@ -192,7 +181,7 @@ class Job:
             encrypt=self.settings.encrypt,
             version=__version__,
         )
-        return store, me, offers
+        return store, me
 
     def connect_to_store(self, address: str, limit: float) -> Tuple[StoreClient, WatchClient]:
         encrypt = self.settings.encrypt
@@ -243,10 +232,13 @@ class Job:
         """Return how many cores each member has for itself; the same on all ranks, once they have met."""
         return shares({number: self.peers[number].cores for number in self.members if number in self.peers})
 
-    def choose_rails(self, offers: Sequence[RailOffer]) -> None:
+    def choose_rails(self) -> None:
+        """Find out which networks carry data: it follows from what all members have said, so all find the same."""
         peers = [self.peers[number] for number in self.members]
         self.rails = rails.choose([p.host_id for p in peers], [p.offers for p in peers], self.settings.rails)
-        self.watch.also_over([offer.address for offer in offers if offer.network in self.rails])
+        self.watch.also_over([offer.address for offer in self.me.offers if offer.network in self.rails])
+        if self.generations is not None:
+            self.generations.store_host = self.address(self.number, 0)[0]
 
     def meet(self, ranks: Sequence[int], value: str) -> Tuple[int, List[str]]:
         """Swap values among some ranks of the job, which call this alike; return them in that order. Blocking.
@@ -260,7 +252,7 @@ class Job:
             return self.ask(lambda store: store.meet(ranks, value, f"meetings/{self.round}", patience))
         except RendezvousError as error:
             raise RendezvousError(
-                f"{self.rank_label(self.number)}: a new group of ranks {_listed(list(map(str, ranks)))} was not "
+                f"{self.rank_label(self.number)}: a new group of ranks {listed(list(map(str, ranks)))} was not "
                 f"made: {error}; all of them must make it, and in the same order as other groups (more time: "
                 "DDL_START_TIMEOUT)"
             ) from None
@@ -286,14 +278,18 @@ class Job:
             wire=self.settings.wire,
         )
 
-    def address(self, rank: int, rail: int) -> Tuple[str, int]:
-        """Return where ``rank`` takes data on a rail."""
-        offer = rails.offer_on(self.rails, rail, self.peers[rank].offers)
+    def address(self, rank: int, rail: int, of: Sequence[str] = ()) -> Tuple[str, int]:
+        """Return where ``rank`` takes data on a rail ``of`` these; without: of the present generation's."""
+        offer = rails.offer_on(of or self.rails, rail, self.peers[rank].offers)
         return offer.address, offer.port
 
-    def _rail_ends(self, rank: int, rail: int) -> RailEnds:
-        """Return how people know a rail to ``rank``."""
-        return RailEnds(self.rank_label(rank), self.address(self.number, rail)[0], self.address(rank, rail)[0])
+    def _rail_ends(self, rank: int, rail: int) -> Optional[RailEnds]:
+        """Return how people know a rail to ``rank``; None where an older generation had one, which ends."""
+        peer, present = self.peers.get(rank), self.rails
+        if peer is None or rail >= len(present):
+            return None
+        own, far = (rails.offer_on(present, rail, offers).address for offers in (self.me.offers, peer.offers))
+        return RailEnds(self.rank_label(rank), own, far)
 
     def _nonce_of(self, rank: int) -> Nonce:
         """Called when a rank swaps memory with us, which may be before the store's answer has come to us."""
@@ -302,30 +298,9 @@ class Job:
                 raise ProtocolError(f"rank {rank} is not in the store, but wants to share memory")
             return self.peers[rank].nonce
 
-    def _check_versions(self) -> None:
-        versions = sorted({peer.version for peer in self.peers.values()})
-        if len(versions) > 1:
-            raise ConfigError(
-                f"the ranks run different versions of DDL ({', '.join(versions)}): "
-                + ", ".join(f"{self.rank_label(peer.rank)}: {peer.version}" for peer in self.peers.values())
-                + "; install the same one everywhere"
-            )
-
-    def _check_families(self) -> None:
-        labels = [self.rank_label(peer.rank) for peer in self.peers.values()]
-        problem = rails.family_problem(labels, [[o.address for o in peer.offers] for peer in self.peers.values()])
-        if problem:
-            raise ConfigError(f"rank {self.identity.rank}: {problem}")
-
-    def _check_alike(self, setting: str, what: str, remedy: str) -> None:
-        """Raise ``ConfigError``, on all ranks, unless all have the same ``setting``, a switch."""
-        asking = [self.rank_label(peer.rank) for peer in self.peers.values() if getattr(peer, setting)]
-        if asking and len(asking) < len(self.peers):
-            refusing = [self.rank_label(peer.rank) for peer in self.peers.values() if not getattr(peer, setting)]
-            raise ConfigError(
-                f"rank {self.identity.rank}: {_listed(asking)} {what}, {_listed(refusing)} did not; {remedy}, or set "
-                f"the same DDL_{setting.upper()}, on every rank"
-            )
+    def check_fit(self) -> None:
+        """Raise ``ConfigError``, on all ranks, unless all that are known can work with one another."""
+        check_fit(self.identity.rank, list(self.peers.values()), self.rank_label)
 
     def meet_neighbours(self, me: Peer, deadline: float) -> List[int]:
         """Swap arenas with the lower ranks of this host; return those with which it worked."""

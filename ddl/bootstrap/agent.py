@@ -58,7 +58,7 @@ class Agent:
         memory_listener: socket.socket,
         nonce_of: Callable[[int], Nonce],
         label_of: Callable[[int], str],
-        rail_ends_of: Callable[[int, int], RailEnds],
+        rail_ends_of: Callable[[int, int], Optional[RailEnds]],
         congestion: str = "auto",
         encrypt: bool = False,
         generations: Optional[Generations] = None,

@@ -74,7 +74,7 @@ class Generations:
         self._participant = participant
         self._secret = secret
         self._encrypt = encrypt
-        self._store_host = store_host  # an address of this host, for a store that this process may have to serve
+        self.store_host = store_host  #: an address of this host, for a store that this process may have to serve
         self._effects: Optional[Effects] = None
         self._cells: Dict[int, SharedCell] = {participant.incarnation: cell}  # also of the ranks of this host
         self._changed = threading.Condition()
@@ -334,7 +334,7 @@ class Generations:
         server = StoreServer(
             self._secret,
             max(record.members) + 1,
-            self._store_host,
+            self.store_host,
             elastic=self.limits,
             witness=False,
             succeeds=(record, ballot, bool(message["interrupted"])),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from typing import Callable, Dict, NamedTuple, Tuple
+from typing import Callable, Dict, NamedTuple, Optional, Tuple
 
 __all__ = ["RailEnds", "RailNews"]
 
@@ -24,9 +24,12 @@ class RailEnds(NamedTuple):
 
 
 class RailNews:
-    """The rails of rank ``rank``. ``ends_of`` names one, by the number of a process and of the rail."""
+    """The rails of rank ``rank``.
 
-    def __init__(self, rank: int, ends_of: Callable[[int, int], RailEnds]) -> None:
+    ``ends_of`` names one, by the number of a process and of the rail; None: there is no such rail any more.
+    """
+
+    def __init__(self, rank: int, ends_of: Callable[[int, int], Optional[RailEnds]]) -> None:
         self._rank = rank
         self._ends_of = ends_of
         self._given_up: Dict[Tuple[str, str], Counter[int]] = {}  # streams of each communicator, by addresses
@@ -37,6 +40,8 @@ class RailNews:
         ``why``: so its connection has ended; empty: it is silent.
         """
         ends = self._ends_of(peer, rail)
+        if ends is None:
+            return
         streams = self._given_up.setdefault(ends[1:], Counter())
         given_up_before = any(streams.values())
         streams[comm] += -1 if works else 1

@@ -101,8 +101,10 @@ class WatchClient(Client):
     def also_over(self, sources: Sequence[str]) -> None:
         """Open further ways, in the background: from those addresses of this host whose networks lead to the store.
 
-        Once. Nothing happens where the store is on this host.
+        Nothing happens where the store is on this host, or once this has been asked for.
         """
+        if self._places:
+            return
         here = {entry.address: entry.network for entry in interfaces()}
         networks: Dict[str, str] = self._welcome["networks"]
         with self._changing:

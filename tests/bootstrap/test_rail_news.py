@@ -57,3 +57,11 @@ def test_what_a_communicator_knew_ends_with_it(news: RailNews, caplog: pytest.Lo
     news.forget(7)
     news.take(8, 5, 0, False)
     assert told(caplog) == [SILENT.format(rail=0)]
+
+
+def test_a_rail_of_ranks_that_are_no_more_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    news = RailNews(2, lambda peer, rail: None)
+    news.take(1, 5, 0, False)
+    news.take(1, 5, 0, True)
+    news.forget(1)
+    assert told(caplog) == []

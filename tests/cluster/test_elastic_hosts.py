@@ -219,3 +219,20 @@ def test_a_rank_is_stopped(own_cluster: Cluster, tmp_path: Path) -> None:
         job.end()
         job.check("commits")
         assert later_ones(job, [stopped]) == {note.process for note in others}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own_cluster", [Shape(2, rails=(None, None))], indirect=True, ids=[""])
+def test_newcomers_on_two_rails_and_on_one(own_cluster: Cluster, tmp_path: Path) -> None:
+    """All use the rails that all members of a generation have."""
+    options = ("--max-restarts", "20", "--blacklist-cooldown-range", "1", "1")
+    with HostsJob(own_cluster, tmp_path, "commits", *options, slots=1) as job:
+        there = job.full(2)
+        job.kill([there[1]])
+        job.change(lost=[1], joined={2})
+        own_cluster.run("node2", ["ip", "addr", "del", f"{own_cluster.address('node2', 1)}/24", "dev", "rail1"])
+        there = job.full(2, time.monotonic())
+        job.kill([there[1]])
+        job.change(lost=[1, 2], joined={3})
+        job.end()
+        job.check("commits")

@@ -125,11 +125,20 @@ class ElasticJob:
         theirs.close()
         self._processes[incarnation], self._ends[incarnation] = process, receiver
 
-    def join(self) -> int:
-        """Start a process that joins; return its incarnation."""
+    def join(self, **environ: str) -> int:
+        """Start a process that joins, with an environment of its own; return its incarnation."""
         incarnation = max(self._processes) + 1
-        self._start(incarnation, {"DDL_INCARNATION": str(incarnation)})
+        self._start(incarnation, {"DDL_INCARNATION": str(incarnation), **environ})
         return incarnation
+
+    def refused(self, **environ: str) -> str:
+        """Start a process that would join, and return the error by which it ends."""
+        incarnation = self.join(**environ)
+        assert self._ends[incarnation].poll(PATIENCE), f"process {incarnation} has not ended"
+        kind, answer = self._ends[incarnation].recv()
+        assert kind != "ok", answer
+        self._killed.append(incarnation)
+        return str(answer)
 
     def kill(self, *incarnations: int, number: int = signal.SIGKILL) -> float:
         """End processes at once, and return when that was (monotonic seconds)."""

@@ -6,6 +6,7 @@ import dataclasses
 import mmap
 import os
 import signal
+import socket
 import struct
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 import ranks
 from elastic import elastic_job
 from elastic.elastic_job import LIMITS, ElasticJob
+from ipv6 import needs_ipv6
 
 import ddl
 from ddl import _core
@@ -156,14 +158,47 @@ def test_two_join_and_no_step_is_made_twice() -> None:
     assert [answer["errors"] for answer in answers] == [[]] * 4
 
 
-@pytest.mark.parametrize("encrypt", ["0", "1"])
-def test_a_rank_joins_in_place_of_one_that_was_killed(encrypt: str) -> None:
-    with ElasticJob(3, train, env={"DDL_ENCRYPT": encrypt, "DDL_SHM": "0"}) as job:
+MANNERS = {
+    "plain": {},
+    "encrypted": {"DDL_ENCRYPT": "1"},
+    "rails": {"DDL_INTERFACE": "127.0.0.1,127.0.0.2"},
+}
+
+
+@pytest.mark.parametrize("manner", MANNERS)
+def test_a_rank_joins_in_place_of_one_that_was_killed(manner: str) -> None:
+    with ElasticJob(3, train, env={**MANNERS[manner], "DDL_SHM": "0"}) as job:
         job.wait_until(5)
         job.lose(1)
         job.gain(steps=5)
         answers = ended(job)
     assert [answer["sizes"] for answer in answers] == [[3, 2, 3], [3, 2, 3], [3]]
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"DDL_DETERMINISTIC": "1"}, "rank 2 (host {host}) asked for deterministic sums, rank 0"),
+        pytest.param(
+            {"DDL_INTERFACE": "::1"},
+            "rank 0 (host {host}) can be reached over IPv4 only, rank 2 (host {host}) over IPv6",
+            marks=needs_ipv6,
+        ),
+    ],
+    ids=["deterministic", "IPv6"],
+)
+def test_a_process_that_does_not_fit_is_not_let_in(environ: Dict[str, str], words: str) -> None:
+    """It says why. The others could not work with it, and would begin again and again."""
+    with ElasticJob(2, train, env={"DDL_SHM": "0"}) as job:
+        job.wait_until(5)
+        said = job.refused(**environ)
+        job.wait_until(max(job.steps().values()) + 5)
+        answers = ended(job)
+    assert "ConfigError" in said and words.format(host=socket.gethostname()) in said, said
+    assert [answer["sizes"] for answer in answers] == [[2], [2]] and [answer["errors"] for answer in answers] == [
+        [],
+        [],
+    ]
 
 
 def test_a_rank_is_asked_to_leave() -> None:
