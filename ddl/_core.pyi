@@ -30,20 +30,12 @@ class PeerMemory:
     def close_socket(self) -> None: ...
     def read(self, offset: int, bytes: int) -> bytes: ...
 
-class TlsSession:
-    """One end of an encrypted connection, on a descriptor that must outlive it. Of one thread at a time."""
+class RecordSession:
+    """One end of a connection whose bytes go in records, on a descriptor that must outlive it.
 
-    def __init__(self, fd: int, server: bool, key: bytes, read_ahead: bool, key_lasts: int = 1 << 36) -> None:
-        """Take a ``key`` of 32 bytes, which the other end has, too. ``server``: this end has accepted the connection.
+    Of one thread at a time.
+    """
 
-        ``read_ahead``: take all that has come from the kernel at once, for much data; then the descriptor does not know
-        of all that can be read. ``key_lasts``: bytes written, after which there is a new key.
-        """
-    def shake_hands(self) -> bool:
-        """Agree with the other end, first of all, as far as that goes without waiting; return whether it is done.
-
-        ``ProtocolError`` if it fails.
-        """
     def write(self, data: bytes) -> int:
         """Send what waits, then a record; return how many bytes of data it takes (0: others wait). ``PeerLost``."""
     def read(self, bytes: int) -> bytes:
@@ -57,6 +49,26 @@ class TlsSession:
     @property
     def error(self) -> int:
         """The errno by which the kernel has ended it; 0: it has not."""
+
+class ChecksumSession(RecordSession):
+    """One whose records have checksums. The core makes its own; this is for tests."""
+
+    def __init__(self, fd: int) -> None: ...
+
+class TlsSession(RecordSession):
+    """One that encrypts."""
+
+    def __init__(self, fd: int, server: bool, key: bytes, read_ahead: bool, key_lasts: int = 1 << 36) -> None:
+        """Take a ``key`` of 32 bytes, which the other end has, too. ``server``: this end has accepted the connection.
+
+        ``read_ahead``: take all that has come from the kernel at once, for much data; then the descriptor does not know
+        of all that can be read. ``key_lasts``: bytes written, after which there is a new key.
+        """
+    def shake_hands(self) -> bool:
+        """Agree with the other end, first of all, as far as that goes without waiting; return whether it is done.
+
+        ``ProtocolError`` if it fails.
+        """
 
 class Pieces:
     def __init__(self, flat: Any, numbers: Sequence[int], counts: Sequence[int]) -> None: ...
@@ -233,6 +245,7 @@ class Communicator:
         connections: int = 1,
         recorded: int = 64,
         read_from: int = -1,
+        checksums: bool = False,
     ) -> None: ...
     def introduce(
         self, who: str, rank_names: Sequence[str], communicator: int = 0, ranks: Sequence[int] = ()
@@ -404,6 +417,9 @@ def shift_clock(by: float) -> None:
     """Let the core's clock jump ahead by so many seconds. For tests."""
 
 def record_layout() -> Dict[str, int]: ...
+def crc32c(data: bytes, before: int = 0, by_table: bool = False) -> int:
+    """Return the CRC-32C of bytes behind others whose sum is ``before``; ``by_table``: without the processor's own."""
+
 def relay(session: TlsSession, encrypted: int, plain: int) -> str:
     """Carry bytes between a session, on the descriptor ``encrypted``, and the socket ``plain``, until one of them ends.
 

@@ -300,7 +300,7 @@ MAY_INCLUDE = {
     "reduce": "base",
     "wire": "base",
     "memory": "base",
-    "tls": "base",
+    "tls": "base wire",
     "transport": "base wire memory tls",
     "device": "base memory engine/stage.h engine/work.h",
     "engine": "base reduce wire memory transport/endpoint.h transport/framing.h transport/factory.h",

@@ -16,7 +16,7 @@ Communicator::Communicator(const CommunicatorOptions& options)
       sleepers_(options.rank),
       recorder_(options.rank, options.size, options.recorded, std::max<uint32_t>(1, options.recorded / 2)),
       failure_(options.rank, &recorder_),
-      links_(options.rank, options.connections, neighbourhood_, &recorder_, &failure_) {
+      links_(options.rank, options.connections, options.checksums, neighbourhood_, &recorder_, &failure_) {
   for (int i = 0; i < kLanes; ++i) {
     const LaneId id = static_cast<LaneId>(i);
     lanes_[static_cast<size_t>(i)] = std::make_unique<Lane>(options.rank, id, neighbourhood_, &links_, &failure_,
@@ -26,7 +26,7 @@ Communicator::Communicator(const CommunicatorOptions& options)
 
 Communicator::~Communicator() { shutdown(); }
 
-void Communicator::add_connection(int peer, int stream, int fd, std::shared_ptr<TlsSession> tls) {
+void Communicator::add_connection(int peer, int stream, int fd, std::shared_ptr<RecordSession> encrypted) {
   UniqueFd connection(fd);
   if (peer < 0 || peer >= options_.size || peer == options_.rank) {
     throw Error(ErrorKind::kProtocolError,
@@ -35,7 +35,7 @@ void Communicator::add_connection(int peer, int stream, int fd, std::shared_ptr<
   {
     const Lock lock(lock_);
     if (shut_down_.load()) return;  // it came too late
-    links_.add_connection(peer, stream, std::move(connection), std::move(tls));
+    links_.add_connection(peer, stream, std::move(connection), std::move(encrypted));
   }
   for (auto& lane : lanes_) lane->wake();
 }

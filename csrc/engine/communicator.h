@@ -23,6 +23,7 @@ struct CommunicatorOptions {
   Nanoseconds timeout = 300 * kSecond;  // of each operation
   Patience patience;
   int connections = 1;     // to each peer, of each stream of the large lane
+  bool checksums = false;  // of what goes over TCP and is not encrypted
   int64_t read_from = -1;  // see Neighbourhood
   uint32_t recorded = 64;  // collectives that the recorder remembers, a power of 2; of sends half as many
 };
@@ -63,7 +64,7 @@ class Communicator {
   // Of operations that are submitted from now on.
   Nanoseconds timeout() const { return timeout_.load(std::memory_order_relaxed); }
   void set_timeout(Nanoseconds timeout) { timeout_.store(timeout, std::memory_order_relaxed); }
-  void add_connection(int peer, int stream, int fd, std::shared_ptr<TlsSession> tls);
+  void add_connection(int peer, int stream, int fd, std::shared_ptr<RecordSession> encrypted);
   bool connected(int peer, int stream) const { return links_.connected(peer, stream); }
 
   void install(Collective collective, int root, std::vector<Choice> choices);

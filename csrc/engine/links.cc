@@ -16,15 +16,21 @@ size_t lane_number(int stream) { return static_cast<size_t>(lane_of_slot(stream 
 
 }  // namespace
 
-Links::Links(int rank, int connections, const Neighbourhood& neighbourhood, Recorder* recorder, Failure* failure)
-    : rank_(rank), connections_(connections), neighbourhood_(neighbourhood), recorder_(recorder), failure_(failure) {}
+Links::Links(int rank, int connections, bool checksums, const Neighbourhood& neighbourhood, Recorder* recorder,
+             Failure* failure)
+    : rank_(rank),
+      connections_(connections),
+      checksums_(checksums),
+      neighbourhood_(neighbourhood),
+      recorder_(recorder),
+      failure_(failure) {}
 
-void Links::add_connection(int peer, int number, UniqueFd fd, std::shared_ptr<TlsSession> tls) {
+void Links::add_connection(int peer, int number, UniqueFd fd, std::shared_ptr<RecordSession> encrypted) {
   if (number < 0 || number >= kStreams * kMostConnections) {
     throw Error(ErrorKind::kProtocolError, "rank " + std::to_string(peer) + " made connection " +
                                                std::to_string(number) + ", which does not exist");
   }
-  auto endpoint = make_tcp_endpoint(peer, std::move(fd), std::move(tls), rails_ > 1);
+  auto endpoint = make_tcp_endpoint(peer, std::move(fd), {std::move(encrypted), checksums_, rails_ > 1});
   const Lock lock(mutex_);
   if (!known_.emplace(peer, number).second) {
     throw Error(ErrorKind::kProtocolError,

@@ -26,13 +26,15 @@ constexpr int kMostConnections = 16;  // of a stream to a peer
 class Links {
  public:
   // `connections`: of each stream of the large lane to each peer. Streams of other lanes have one.
-  Links(int rank, int connections, const Neighbourhood& neighbourhood, Recorder* recorder, Failure* failure);
+  // `checksums`: what goes over TCP has them, unless it is encrypted.
+  Links(int rank, int connections, bool checksums, const Neighbourhood& neighbourhood, Recorder* recorder,
+        Failure* failure);
   // With several rails, every stream has one connection on each instead. Call before there is any connection.
   void set_rails(int rails) { rails_ = rails; }
 
   // Takes `fd` over, and what encrypts it (or null). `number`: stream + n * kStreams, for the n-th connection of a
   // stream, or for the n-th rail. Throws kProtocolError if there is one already.
-  void add_connection(int peer, int number, UniqueFd fd, std::shared_ptr<TlsSession> tls);
+  void add_connection(int peer, int number, UniqueFd fd, std::shared_ptr<RecordSession> encrypted);
   bool connected(int peer, int number) const;
   // The driver of a lane calls this before it looks at its operations.
   void adopt(LaneId lane);
@@ -59,6 +61,7 @@ class Links {
   void add_rail(const Key& key, int number, std::unique_ptr<MeasuredEndpoint> rail) DDL_REQUIRES(mutex_);
 
   const int rank_, connections_;
+  const bool checksums_;
   int rails_ = 1;
   const Neighbourhood& neighbourhood_;
   Recorder* const recorder_;

@@ -20,7 +20,7 @@ namespace ddl {
 namespace {
 
 CommunicatorOptions options_of(int rank, int size, double timeout, double spin_us, double yield_us, int connections,
-                               uint32_t recorded, int64_t read_from) {
+                               uint32_t recorded, int64_t read_from, bool checksums) {
   if (size < 1 || rank < 0 || rank >= size) {
     refuse("Communicator", "rank " + std::to_string(rank) + " of " + std::to_string(size));
   }
@@ -35,6 +35,7 @@ CommunicatorOptions options_of(int rank, int size, double timeout, double spin_u
   options.connections = connections;
   options.recorded = recorded;
   options.read_from = read_from;
+  options.checksums = checksums;
   options.patience.spin = nanoseconds_from(spin_us / 1e6, "spin_us");
   options.patience.yield = nanoseconds_from(yield_us / 1e6, "yield_us");
   return options;
@@ -58,12 +59,13 @@ const char* type_of(const Report& report) {
 
 void bind_setup(py::class_<Handle, std::shared_ptr<Handle>>& c) {
   c.def(py::init([](int rank, int size, double timeout, double spin_us, double yield_us, int connections,
-                    uint32_t recorded, int64_t read_from) {
+                    uint32_t recorded, int64_t read_from, bool checksums) {
           return std::make_shared<Handle>(
-              options_of(rank, size, timeout, spin_us, yield_us, connections, recorded, read_from));
+              options_of(rank, size, timeout, spin_us, yield_us, connections, recorded, read_from, checksums));
         }),
         py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("spin_us"), py::arg("yield_us"),
-        py::arg("connections") = 1, py::arg("recorded") = 64, py::arg("read_from") = -1);
+        py::arg("connections") = 1, py::arg("recorded") = 64, py::arg("read_from") = -1,
+        py::arg("checksums") = false);
   c.def(
       "introduce",
       [](Handle& h, std::string who, std::vector<std::string> rank_names, uint64_t communicator,

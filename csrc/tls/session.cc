@@ -109,7 +109,7 @@ struct TlsSession::Wire {
 };
 
 TlsSession::TlsSession(int fd, bool server, const Key& key, bool read_ahead, uint64_t key_lasts)
-    : fd_(fd), key_(key), key_lasts_(key_lasts) {
+    : RecordSession(fd), key_(key), key_lasts_(key_lasts) {
   const OpenSsl& open = OpenSsl::get();
   static std::array<SslContext*, 2> const contexts = {Wire::make_context(false), Wire::make_context(true)};
   static BioMethod* const method = Wire::make_method();
@@ -137,39 +137,13 @@ TlsSession::Moved TlsSession::outcome(int returned) {
   if (error == kWantRead) return Moved::kNone;
   const char* const text = open.ERR_reason_error_string(open.ERR_get_error());
   open.ERR_clear_error();
-  if (wire_closed_ || error == kZeroReturn) {
-    if (reason_.empty()) closed_ = true;
-    return end("connection closed by the peer");
-  }
+  if (wire_closed_ || error == kZeroReturn) return end_by_closing();
   if (error == kSystemCall && wire_error_ != 0) return end_by(wire_error_);
-  const bool first = reason_.empty();
+  const bool first = reason().empty();
   end(std::string("the encrypted connection is broken, or somebody on the way has changed it (OpenSSL: ") +
       (text != nullptr ? text : "no reason") + ")");
   if (first) send();  // the other end is told why
   return Moved::kEnded;
-}
-
-// The first reason tells.
-TlsSession::Moved TlsSession::end(const std::string& reason) {
-  if (reason_.empty()) reason_ = reason;
-  return Moved::kEnded;
-}
-
-TlsSession::Moved TlsSession::end_by(int error) {
-  if (reason_.empty()) error_ = error;
-  return end(text_of_errno(error));
-}
-
-TlsSession::Moved TlsSession::send() {
-  while (sealed() > 0) {
-    const ssize_t moved = ::send(fd_, out_.data() + sent_, sealed(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (moved < 0 && would_block()) return Moved::kNone;
-    if (moved < 0) return end_by(errno);
-    sent_ += static_cast<size_t>(moved);
-  }
-  out_.clear();
-  sent_ = 0;
-  return Moved::kSome;
 }
 
 bool TlsSession::shake_hands() {
@@ -177,7 +151,7 @@ bool TlsSession::shake_hands() {
   open.ERR_clear_error();
   const int returned = open.SSL_do_handshake(ssl_);
   if ((returned != 1 && outcome(returned) == Moved::kEnded) || send() == Moved::kEnded) {
-    throw Error(ErrorKind::kProtocolError, reason_);
+    throw Error(ErrorKind::kProtocolError, reason());
   }
   if (returned == 1 && open.SSL_session_reused(ssl_) != 1) {
     throw Error(ErrorKind::kProtocolError, "the other end does not know the key of this connection");

@@ -13,12 +13,16 @@
 
 namespace ddl {
 
-class TlsSession;
+class RecordSession;
 
-// Takes over `fd`, a connected and authenticated TCP socket to `peer`; `tls`: what encrypts it, or null; `rail`: it
-// is one of several that share a stream.
-std::unique_ptr<MeasuredEndpoint> make_tcp_endpoint(int peer, UniqueFd fd, std::shared_ptr<TlsSession> tls,
-                                                    bool rail);
+// How bytes go over a TCP connection.
+struct TcpManner {
+  std::shared_ptr<RecordSession> encrypted;  // by this, or null
+  bool checked = false;                      // with checksums, if they are not encrypted
+  bool rail = false;                         // it is one of several connections that share a stream
+};
+// Takes over `fd`, a connected and authenticated TCP socket to `peer`.
+std::unique_ptr<MeasuredEndpoint> make_tcp_endpoint(int peer, UniqueFd fd, TcpManner manner);
 
 // A stream over several endpoints at once, which are added one after the other.
 class Rails : public Endpoint {

@@ -15,6 +15,7 @@ _SHOWN = 4  # ranks that an error lists
 _ALIKE = {
     "deterministic": ("asked for deterministic sums", "pass the same deterministic= to init"),
     "encrypt": ("encrypted connections", "start all by ddlrun --encrypt"),
+    "checksum": ("asked for checksums", "start all by ddlrun --checksum"),
 }
 
 

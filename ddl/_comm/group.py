@@ -155,6 +155,7 @@ class Group:
             yield_us=400,
             connections=settings.connections,
             read_from=settings.read_from,
+            checksums=settings.checksum,
             recorded=RECORDED if size == identity.size else RECORDED_OF_PARTS,
         )
 

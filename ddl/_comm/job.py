@@ -179,6 +179,7 @@ class Job:
             shared=self.settings.shm,
             deterministic=self.settings.deterministic,
             encrypt=self.settings.encrypt,
+            checksum=self.settings.checksum,
             version=__version__,
         )
         return store, me

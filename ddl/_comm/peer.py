@@ -29,6 +29,7 @@ class Peer:
     shared: bool  # shared memory is not switched off
     deterministic: bool
     encrypt: bool
+    checksum: bool
     version: str
 
     def text(self) -> str:

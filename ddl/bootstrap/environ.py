@@ -131,6 +131,9 @@ class Settings:
         "DDL_ENCRYPT", False, parse.switch, "1: encrypt all TCP connections of the job (docs/security.md)"
     )
     openssl: str = _variable("DDL_OPENSSL", "", str, "the libssl that encrypts; empty: libssl.so.3, or libssl.so.1.1")
+    checksum: bool = _variable(
+        "DDL_CHECKSUM", False, parse.switch, "1: what ranks send over TCP has checksums (docs/security.md)"
+    )
     congestion: str = _variable(
         "DDL_TCP_CONGESTION",
         "auto",

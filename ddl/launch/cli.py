@@ -143,6 +143,8 @@ def parse(argv: Sequence[str], environ: Dict[str, str]) -> RunConfig:
         extra["DDL_REBALANCE"] = "1"
     if given.encrypt:
         extra["DDL_ENCRYPT"] = "1"
+    if given.checksum:
+        extra["DDL_CHECKSUM"] = "1"
     if given.jax:
         extra.update(variables_for_jax({**environ, **extra}, in_image=pod_job is not None))
     if given.timeline_mb is not None and given.timeline is None:

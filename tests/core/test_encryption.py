@@ -1,4 +1,4 @@
-"""Jobs whose ranks encrypt what they send one another: the same bits, nothing to be read on the way, no lie."""
+"""Jobs whose ranks encrypt what they send one another, or send checksums: the same bits, no lie, nothing to be read."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ def bits() -> str:
 
 @pytest.mark.parametrize("transport", ["tcp", "rails", "hybrid"])
 def test_the_results_have_the_same_bits(transport: str) -> None:
-    plain, encrypted = (ranks.run(4, bits, **connected(transport, DDL_ENCRYPT=word)) for word in ("0", "1"))
-    assert encrypted == plain
+    manners: List[Dict[str, str]] = [{}, {"DDL_ENCRYPT": "1"}, {"DDL_CHECKSUM": "1"}]
+    plain, encrypted, checked = (ranks.run(4, bits, **connected(transport, **manner)) for manner in manners)
+    assert plain == encrypted == checked
 
 
 def between(size: int) -> bytes:
@@ -88,12 +89,20 @@ def reduce_while_somebody_changes(_: None) -> Tuple[int, str]:
     raise AssertionError("nobody has noticed")
 
 
-def test_who_changes_a_bit_ends_the_job_and_no_sum_is_wrong() -> None:
-    options = connected("tcp", DDL_ENCRYPT="1")
+#: By the setting: what is said of a connection on which somebody changes a bit.
+NOTICED = {
+    "DDL_ENCRYPT": "the encrypted connection is broken, or somebody on the way has changed it",
+    "DDL_CHECKSUM": "what came is not what was sent, as a checksum tells",
+}
+
+
+@pytest.mark.parametrize("setting", NOTICED)
+def test_who_changes_a_bit_ends_the_job_and_no_sum_is_wrong(setting: str) -> None:
+    options = connected("tcp", **{setting: "1"})
     answers = ranks.run(2, reduce_while_somebody_changes, None, initialise=False, **options)
     assert all(right > 0 for right, _ in answers)
     words = [error for _, error in answers]
-    assert any("somebody on the way has changed it" in text for text in words), words
+    assert any(NOTICED[setting] in text for text in words), words
     assert all("allreduce #" in text and "rank " in text for text in words), words
 
 
@@ -121,13 +130,14 @@ def reduce_over_two_good_rails(_: None) -> Tuple[int, List[str]]:
     return passed[0], said
 
 
-def test_a_rail_on_which_somebody_changes_a_bit_is_given_up_and_they_say_why() -> None:
-    options = connected("rails", DDL_ENCRYPT="1")
+@pytest.mark.parametrize("setting", NOTICED)
+def test_a_rail_on_which_somebody_changes_a_bit_is_given_up_and_they_say_why(setting: str) -> None:
+    options = connected("rails", **{setting: "1"})
     answers = ranks.run(2, reduce_over_two_good_rails, None, initialise=False, **options)
     assert answers[1][0] > 1 << 20  # the higher rank connects
     lost = [" ".join(said) for _, said in answers]
     assert all("the rail from " in said and "and the job goes on over the others" in said for said in lost), lost
-    assert any("is closed: the encrypted connection is broken, or somebody on the way" in said for said in lost), lost
+    assert any(f"is closed: {NOTICED[setting]}" in said for said in lost), lost
 
 
 def init() -> str:
@@ -138,12 +148,21 @@ def init() -> str:
     return "in"
 
 
-def all_but_one(rank: int) -> Dict[str, str]:
+def all_but_one_encrypt(rank: int) -> Dict[str, str]:
     return {"DDL_ENCRYPT": "0" if rank == 1 else "1"}
 
 
-def test_all_ranks_encrypt_or_none() -> None:
-    for rank, said in enumerate(ranks.run(3, init, initialise=False, env_of=all_but_one)):
+def all_but_one_check(rank: int) -> Dict[str, str]:
+    return {"DDL_CHECKSUM": "0" if rank == 1 else "1"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked", "option"),
+    [(all_but_one_encrypt, "encrypted connections", "encrypt"), (all_but_one_check, "asked for checksums", "checksum")],
+    ids=["encrypt", "checksum"],
+)
+def test_all_ranks_do_it_or_none(settings: Callable[[int], Dict[str, str]], asked: str, option: str) -> None:
+    for rank, said in enumerate(ranks.run(3, init, initialise=False, env_of=settings)):
         assert said.startswith(f"rank {rank}: ")
-        assert "rank 0 " in said and "rank 2 " in said and "encrypted connections, rank 1 " in said
-        assert "ddlrun --encrypt" in said and "DDL_ENCRYPT" in said
+        assert "rank 0 " in said and "rank 2 " in said and f"{asked}, rank 1 " in said
+        assert f"ddlrun --{option}" in said and f"DDL_{option.upper()}" in said

@@ -132,6 +132,7 @@ def introduction() -> Dict[str, Any]:
         **{"rank": 1, "host": "b", "host_id": "b", "offers": [["10.0.0.0/8", "10.0.0.1", 5, 0.0]], "unix_name": "u"},
         **{"nonce": [64, "00"], "board_offset": 128, "shared": True, "deterministic": False, "version": "1"},
         "encrypt": False,
+        "checksum": False,
         "cores": {"machine": "m", "cpus": "0-7,16", "quota": 1.5},
     }
 

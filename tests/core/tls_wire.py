@@ -86,7 +86,7 @@ class Wire:
         return taken
 
 
-def all_of(session: _core.TlsSession, sock: socket.socket, count: int) -> bytes:
+def all_of(session: _core.RecordSession, sock: socket.socket, count: int) -> bytes:
     """Read so many bytes."""
     text = b""
     while len(text) < count:

@@ -161,6 +161,7 @@ def test_two_join_and_no_step_is_made_twice() -> None:
 MANNERS = {
     "plain": {},
     "encrypted": {"DDL_ENCRYPT": "1"},
+    "checked": {"DDL_CHECKSUM": "1"},
     "rails": {"DDL_INTERFACE": "127.0.0.1,127.0.0.2"},
 }
 
@@ -178,6 +179,7 @@ def test_a_rank_joins_in_place_of_one_that_was_killed(manner: str) -> None:
 @pytest.mark.parametrize(
     ("environ", "words"),
     [
+        ({"DDL_CHECKSUM": "1"}, "rank 2 (host {host}) asked for checksums, rank 0 (host {host}) did not"),
         ({"DDL_DETERMINISTIC": "1"}, "rank 2 (host {host}) asked for deterministic sums, rank 0"),
         pytest.param(
             {"DDL_INTERFACE": "::1"},
@@ -185,7 +187,7 @@ def test_a_rank_joins_in_place_of_one_that_was_killed(manner: str) -> None:
             marks=needs_ipv6,
         ),
     ],
-    ids=["deterministic", "IPv6"],
+    ids=["checksum", "deterministic", "IPv6"],
 )
 def test_a_process_that_does_not_fit_is_not_let_in(environ: Dict[str, str], words: str) -> None:
     """It says why. The others could not work with it, and would begin again and again."""

@@ -1,4 +1,4 @@
-// A connected, authenticated TCP socket as an endpoint. tls_endpoint.h encrypts what goes over it.
+// A connected, authenticated TCP socket as an endpoint. record_endpoint.h sends in records.
 #pragma once
 
 #include "base/unique_fd.h"

@@ -104,6 +104,10 @@ _HOSTS: Tuple[_Option, ...] = (
         ("--encrypt",),
         {"action": "store_true", "help": "encrypt all TCP connections of the job (sets DDL_ENCRYPT)"},
     ),
+    (
+        ("--checksum",),
+        {"action": "store_true", "help": "find what a broken network changes on its way (sets DDL_CHECKSUM)"},
+    ),
     (("--tcp",), {"action": "store_true", "help": "use TCP between hosts, as DDL always does"}),
 )
 

@@ -1,4 +1,4 @@
-#include "transport/tcp/tls_endpoint.h"
+#include "transport/tcp/record_endpoint.h"
 
 #include <algorithm>
 #include <cstring>
@@ -15,8 +15,8 @@ constexpr size_t kSentAtOnce = 64 << 10;  // bytes: one call of the kernel for e
 
 }  // namespace
 
-// Encrypts a record of what lies behind the first `sealed_` bytes. False if nothing does.
-bool TlsEndpoint::seal(const iovec* parts, int n) {
+// Makes a record of what lies behind the first `sealed_` bytes. False if nothing does.
+bool RecordEndpoint::seal(const iovec* parts, int n) {
   size_t begin = sealed_;  // in the first part that is left
   for (; n > 0 && begin >= parts->iov_len; ++parts, --n) begin -= parts->iov_len;
   if (n == 0) return false;
@@ -32,44 +32,44 @@ bool TlsEndpoint::seal(const iovec* parts, int n) {
     from = record_.data();
   }
   size_t done = 0;
-  if (session_->seal(from, bytes, &done) != TlsSession::Moved::kSome) {
+  if (session_->seal(from, bytes, &done) != RecordSession::Moved::kSome) {
     throw LostPeer(peer(), session_->reason() + " while sending");
   }
   sealed_ += done;
   return true;
 }
 
-size_t TlsEndpoint::write(const iovec* parts, int n) {
+size_t RecordEndpoint::write(const iovec* parts, int n) {
   if (session_->sealed() == 0) {  // else those records go first, and then count as written
     while (session_->sealed() < kSentAtOnce && seal(parts, n)) continue;
   }
   if (sealed_ == 0) return 0;
   switch (session_->send()) {
-    case TlsSession::Moved::kSome:
+    case RecordSession::Moved::kSome:
       return std::exchange(sealed_, 0);
-    case TlsSession::Moved::kNone:
+    case RecordSession::Moved::kNone:
       note_full();
       return 0;
-    case TlsSession::Moved::kEnded:
+    case RecordSession::Moved::kEnded:
       break;
   }
   throw LostPeer(peer(), session_->reason() + " while sending");
 }
 
-size_t TlsEndpoint::read(const iovec* parts, int n) {
+size_t RecordEndpoint::read(const iovec* parts, int n) {
   size_t total = 0;
   for (; n > 0; ++parts, --n) {
     for (size_t have = 0; have < parts->iov_len;) {
       size_t done = 0;
       switch (session_->read(static_cast<char*>(parts->iov_base) + have, parts->iov_len - have, &done)) {
-        case TlsSession::Moved::kSome:
+        case RecordSession::Moved::kSome:
           have += done;
           total += done;
           break;
-        case TlsSession::Moved::kEnded:  // the next call finds it again
+        case RecordSession::Moved::kEnded:  // the next call finds it again
           if (total == 0) throw LostPeer(peer(), session_->reason() + " while receiving");
           return total;
-        case TlsSession::Moved::kNone:
+        case RecordSession::Moved::kNone:
           return total;
       }
     }
@@ -77,7 +77,7 @@ size_t TlsEndpoint::read(const iovec* parts, int n) {
   return total;
 }
 
-void TlsEndpoint::poll_fds(Polled* fds, bool reading, bool writing) const {
+void RecordEndpoint::poll_fds(Polled* fds, bool reading, bool writing) const {
   // The socket does not know of what the session holds. One that can be written wakes at once.
   fds->emplace_back(fd(), writing || (reading && session_->holds_input()));
 }
