@@ -7,10 +7,11 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Iterator, List
+from typing import Iterator, List, Set
 
 import numpy as np
 import pytest
+from launch.launcher import eventually
 from test_reduce import DTYPES, OPS, storage
 
 from ddl import _core
@@ -39,8 +40,9 @@ def three() -> Iterator[None]:
     communicator.shutdown()
 
 
-def threads() -> int:
-    return len(os.listdir("/proc/self/task"))
+def threads() -> Set[str]:
+    """Return the threads of this process; one that has ended may be there a moment longer."""
+    return set(os.listdir("/proc/self/task"))
 
 
 def of_random_bytes(count: int, length: int, seed: int) -> List[np.ndarray]:
@@ -123,17 +125,17 @@ def test_they_live_as_long_as_a_communicator_that_wants_them() -> None:
     before = threads()
     first, second = with_helpers(2), with_helpers(2)
     assert _core.helpers()[0] == 2
-    assert threads() == before + 2
+    assert len(threads() - before) == 2
     first.shutdown()
     first.shutdown()
     assert _core.helpers()[0] == 2
     second.set_helpers(5)
-    assert (_core.helpers()[0], threads()) == (5, before + 5)
+    assert (_core.helpers()[0], len(threads() - before)) == (5, 5)
     second.set_helpers(0)
-    assert (_core.helpers()[0], threads()) == (0, before)
+    assert _core.helpers()[0] == 0 and eventually(lambda: threads() <= before)
     second.set_helpers(1)
     second.shutdown()
-    assert (_core.helpers()[0], threads()) == (0, before)
+    assert _core.helpers()[0] == 0 and eventually(lambda: threads() <= before)
 
 
 @pytest.mark.usefixtures("three")
