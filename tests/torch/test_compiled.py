@@ -20,10 +20,16 @@ def compiled(function):
     return torch.compile(function, backend="eager")
 
 
+#: What would end a group of gloo if it went: that waits for gloo's thread and holds the GIL, for which the thread may
+#: wait, as it lets go of tensors (torch 2.13). A rank of a test ends without looking at it.
+KEPT = []
+
+
 def ddp(model, group, mesh, **options):
     from torch.nn.parallel import DistributedDataParallel
 
-    return DistributedDataParallel(model, process_group=group, **options)
+    KEPT.append(DistributedDataParallel(model, process_group=group, **options))
+    return KEPT[-1]
 
 
 def around_ddp(model, group, mesh):
