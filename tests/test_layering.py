@@ -37,7 +37,7 @@ RULES = {
     "reduce_op": "errors text",
     "memory": "errors _core",
     "records": "errors",
-    "net": "errors _core",  # encryption.py loads it, where a job encrypts
+    "net": "errors text _core",  # encryption.py loads it, where a job encrypts
     "store": "errors text net",
     "blame": "errors text records",
     "bootstrap.parse": "",

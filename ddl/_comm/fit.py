@@ -7,22 +7,17 @@ from typing import Callable, Sequence
 from ddl._comm.peer import Peer
 from ddl.errors import ConfigError
 from ddl.net.rails import family_problem
+from ddl.text.rank_names import listed
 
-__all__ = ["check_fit", "listed"]
+__all__ = ["SHOWN", "check_fit"]
 
-_SHOWN = 4  # ranks that an error lists
+SHOWN = 4  #: ranks that an error lists
 #: By the setting, a switch: what those say who have it, and what to do.
 _ALIKE = {
     "deterministic": ("asked for deterministic sums", "pass the same deterministic= to init"),
     "encrypt": ("encrypted connections", "start all by ddlrun --encrypt"),
     "checksum": ("asked for checksums", "start all by ddlrun --checksum"),
 }
-
-
-def listed(labels: Sequence[str]) -> str:
-    """Return the first labels, and how many more there are."""
-    more = f" and {len(labels) - _SHOWN} more" if len(labels) > _SHOWN else ""
-    return ", ".join(labels[:_SHOWN]) + more
 
 
 def check_fit(rank: int, peers: Sequence[Peer], label: Callable[[int], str]) -> None:
@@ -46,6 +41,6 @@ def check_fit(rank: int, peers: Sequence[Peer], label: Callable[[int], str]) -> 
         refusing = [name for name, peer in zip(labels, peers) if not getattr(peer, setting)]
         if asking and refusing:
             raise ConfigError(
-                f"rank {rank}: {listed(asking)} {what}, {listed(refusing)} did not; {remedy}, or set the same "
-                f"DDL_{setting.upper()}, on every rank"
+                f"rank {rank}: {listed(asking, SHOWN)} {what}, {listed(refusing, SHOWN)} did not; {remedy}, or set the "
+                f"same DDL_{setting.upper()}, on every rank"
             )

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, 
 
 from ddl import _core, clock
 from ddl._comm.dropped_groups import DroppedGroups
-from ddl._comm.fit import check_fit, listed
+from ddl._comm.fit import SHOWN, check_fit
 from ddl._comm.peer import Peer, sharing
 from ddl._version import __version__
 from ddl.bootstrap import launched
@@ -33,6 +33,7 @@ from ddl.store.messages import said_by
 from ddl.store.server import StoreServer
 from ddl.store.store import StoreClient
 from ddl.store.watch import WatchClient
+from ddl.text.rank_names import listed
 from ddl.tuning.measure import table_file
 from ddl.tuning.table import TunedCluster
 
@@ -253,7 +254,7 @@ class Job:
             return self.ask(lambda store: store.meet(ranks, value, f"meetings/{self.round}", patience))
         except RendezvousError as error:
             raise RendezvousError(
-                f"{self.rank_label(self.number)}: a new group of ranks {listed(list(map(str, ranks)))} was not "
+                f"{self.rank_label(self.number)}: a new group of ranks {listed(list(map(str, ranks)), SHOWN)} was not "
                 f"made: {error}; all of them must make it, and in the same order as other groups (more time: "
                 "DDL_START_TIMEOUT)"
             ) from None

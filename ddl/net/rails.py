@@ -14,6 +14,7 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from ddl.net.address import family_of
 from ddl.net.interfaces import Interface, interfaces
+from ddl.text.rank_names import listed
 
 __all__ = ["RailOffer", "choose", "common_family", "family_problem", "offer_on", "places"]
 
@@ -117,13 +118,10 @@ def family_problem(names: Sequence[str], addresses: Sequence[Sequence[str]]) -> 
     if not (with_ipv4 and with_ipv6):
         return ""
     return (
-        f"{_listed(with_ipv4)} can be reached over IPv4 only, {_listed(with_ipv6)} over IPv6 only; give the hosts of "
-        "one kind addresses of the other, or name a network that all are on: --network-interface (DDL_INTERFACE)"
+        f"{listed(with_ipv4, _SHOWN)} can be reached over IPv4 only, {listed(with_ipv6, _SHOWN)} over IPv6 only; give "
+        "the hosts of one kind addresses of the other, or name a network that all are on: --network-interface "
+        "(DDL_INTERFACE)"
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + f" and {len(names) - _SHOWN} more" * (len(names) > _SHOWN)
 
 
 def _of_family(offers: Sequence[RailOffer], family: socket.AddressFamily) -> Sequence[RailOffer]:

@@ -1,10 +1,10 @@
-"""How ranks are named in texts for people."""
+"""How ranks and hosts are named in texts for people."""
 
 from __future__ import annotations
 
-from typing import Iterable, List
+from typing import Iterable, List, Sequence
 
-__all__ = ["FEW", "name_ranks"]
+__all__ = ["FEW", "listed", "name_ranks"]
 
 FEW = 6  #: runs of ranks that a text names which has more to say
 
@@ -26,3 +26,9 @@ def name_ranks(ranks: Iterable[int], most: int = 0) -> str:
     names = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
     more = f" and {unnamed} more" if unnamed else ""
     return f"{'rank' if single else 'ranks'} {', '.join(names)}{more}"
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Return ``a, b`` or, of more than ``most`` names, ``a, b and 3 more``."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
