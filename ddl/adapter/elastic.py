@@ -243,7 +243,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     left become the next generation (``ddl.rank()`` and ``ddl.size()`` change), reset callbacks are called, the state is
     synchronised, and ``func`` is called again. Where ranks join or leave (``HostsUpdatedInterrupt``), nothing is set
     back. In a job whose ranks do not come and go, the error of a lost rank comes out, saying so. So does
-    ``CollectiveMismatch``, which is a mistake of the script. Other errors pass through.
+    ``CollectiveMismatch``, which is a mistake of the script. ``LeftOut`` comes out where the same ranks fail again and
+    again without a commit. Other errors pass through.
 
     >>> @run
     ... def train(state):
@@ -265,7 +266,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                     advice = "" if isinstance(error, CollectiveMismatch) else _AFTER_A_LOSS
                     error.args = (f"{error}; the state is that of the last commit{advice}",)
                     raise
-                preparation = partial(_change, state, skip_sync=False)
+                preparation = partial(_change, state, skip_sync=False, lost=error)
             except HostsUpdatedInterrupt as interrupt:
                 preparation = partial(_change, state, skip_sync=interrupt.skip_sync)
 
@@ -275,14 +276,14 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 def _begin(state: State) -> None:
     """Come to the job's next generation if this process was started later, and have the state of the others."""
     if not generation.is_member():
-        _come(state, skip_sync=False, has_state=False)
+        _come(state, None, skip_sync=False, has_state=False)
     state.sync()
 
 
-def _change(state: State, *, skip_sync: bool) -> None:
+def _change(state: State, *, skip_sync: bool, lost: Optional[CommunicatorError] = None) -> None:
     """Do what is due before the training function is called again."""
     if generation.ranks_may_change():
-        skip_sync = _come(state, skip_sync=skip_sync, has_state=True)
+        skip_sync = _come(state, lost, skip_sync=skip_sync, has_state=True)
     state.on_reset()
     if skip_sync:
         state.agree()
@@ -290,10 +291,10 @@ def _change(state: State, *, skip_sync: bool) -> None:
         state.sync()
 
 
-def _come(state: State, *, skip_sync: bool, has_state: bool) -> bool:
+def _come(state: State, lost: Optional[CommunicatorError], *, skip_sync: bool, has_state: bool) -> bool:
     """Come to the next generation; return whether the state is the same on all of its ranks."""
-    change = generation.next_generation(skip_sync=skip_sync, checks=state._checks, has_state=has_state)
-    state._checks = max(said["checks"] for said in change.said.values())
+    change = generation.next_generation(state._checks, lost, skip_sync=skip_sync, has_state=has_state)
+    state._checks = max(said["finished"] for said in change.said.values())
     if not change.said[0]["has_state"]:
         raise InvalidState(
             f"{ddl.world().who} all ranks are lost that had the state of the training; those that are left have just "

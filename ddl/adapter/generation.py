@@ -9,14 +9,15 @@ from __future__ import annotations
 import functools
 import logging
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ddl import api, jobs
 from ddl._comm.elastic import connect_to_members
 from ddl._comm.state_follower import StateFollower, Update
 from ddl._comm.state_source import StateSource
 from ddl._comm.state_stripes import Piece, digests
-from ddl.errors import LeftOut
+from ddl.adapter.fruitless import Fruitless
+from ddl.errors import CommunicatorError, LeftOut
 
 __all__ = ["Change", "Piece", "StateFollower", "StateSource"]
 __all__ += ["begin_step", "bring_along", "digests", "follow_members", "give_state", "is_member", "members"]
@@ -40,6 +41,7 @@ class Change:
 
 
 _brought: List[Callable[[Change], None]] = []
+_fruitless = Fruitless()
 
 
 def bring_along(again: Callable[[Change], None]) -> None:
@@ -98,22 +100,28 @@ def follow_members(load: Update, update: Update) -> StateFollower:
     return StateFollower(connect, load, update, job.generations.limits.script_patience)
 
 
-def next_generation(**said: Any) -> Change:
+def next_generation(finished: int, lost: Optional[CommunicatorError] = None, **said: Any) -> Change:
     """Come to the next generation of ranks. Collective over its members, blocking.
 
-    ``said``, what JSON can hold, is told to all of them. Ends the process with status 0 where it was asked to leave.
-    Raises what ``ddl.jobs.next_generation`` does, and
-    ``CommunicatorError`` where another rank is lost meanwhile: then call it again.
+    ``finished`` (steps, or whatever shows that the training gets on) and ``said``, what JSON can hold, are told to all
+    of them. ``lost``: the error by which the last generation ended, if it did. Ends the process with status 0 where it
+    was asked to leave. Raises what ``ddl.jobs.next_generation`` does; ``LeftOut``, too, where the same ranks begin
+    again and again and finish nothing; and ``CommunicatorError`` where another rank is lost meanwhile: then call it
+    again.
     """
-    newcomer = not is_member()
+    said.update(finished=finished, newcomer=not is_member(), **_fruitless.says(number(), lost))
+    _fruitless.pause()
     try:
-        values = jobs.next_generation({**said, "newcomer": newcomer})
+        values = jobs.next_generation(said)
     except LeftOut as error:
         if not error.asked:
             raise
         log.info("%s", error)
         raise SystemExit(0) from None  # nothing is lost with it, and what follows in the script is for the others
-    change = Change(api.world().job.generation, values)
+    world, generations = api.world(), api.world().job.generations
+    assert generations is not None
+    _fruitless.formed(world.job.generation, values, world.who, generations.limits.patience)
+    change = Change(world.job.generation, values)
     for again in _brought:
         again(change)
     return change

@@ -123,7 +123,7 @@ class TrainingByShards(SurvivingTraining):
                 if not generation.ranks_may_change() or isinstance(lost, ddl.CollectiveMismatch):
                     raise
                 log.info("%s; going on with the ranks that are left", lost)
-                self._change(between_steps=False)
+                self._change(lost, between_steps=False)
         else:  # others had finished it: there is nothing for the optimizer to do
             self._taken = True
             self._gradients.drop()

@@ -131,14 +131,14 @@ class SurvivingTraining(abc.ABC):
                 raise
             except ddl.CommunicatorError as lost:
                 log.info("%s, when all was finished", lost)
-                self._change(between_steps=True)
+                self._change(lost, between_steps=True)
 
     # --- a step ---
 
     def _let_ranks_change(self) -> None:
         """Let ranks join and leave, if there are any that want to. No step is under way here."""
         while generation.begin_step(self.finished):
-            self._change(between_steps=True)
+            self._change(None, between_steps=True)
         if self._source is not None:
             self._source.step_ended(self.finished, self._state.read)
 
@@ -173,20 +173,20 @@ class SurvivingTraining(abc.ABC):
         try:
             if self._state.size() < _FOLLOWED or not self._follower.catch_up():
                 self._follower.close()
-            self._change(between_steps=True)
+            self._change(None, between_steps=True)
         finally:
             self._follower.close()
             self._follower = None
 
-    def _change(self, *, between_steps: bool) -> None:
-        """Come to the next generation, and have the state of those that are furthest."""
+    def _change(self, lost: Optional[ddl.CommunicatorError], *, between_steps: bool) -> None:
+        """Come to the next generation, and have the state of those that are furthest. ``lost``: what ended this one."""
         if self._source is not None:
             self._source.is_changing = True
         follows = self._follower is not None and self._follower.follows
         while True:
             try:
-                said = {"finished": self.finished, "between_steps": between_steps, "follows": follows}
-                change = generation.next_generation(**said, **self._says())
+                said = {"between_steps": between_steps, "follows": follows, **self._says()}
+                change = generation.next_generation(self.finished, lost, **said)
                 self._divide(change)
                 self._settle(change)
                 break
@@ -194,6 +194,7 @@ class SurvivingTraining(abc.ABC):
                 raise
             except ddl.CommunicatorError as error:  # another rank is lost
                 log.info("%s, while the ranks were changing; once more", error)
+                lost = error
         self.changes += 1
         if self._source is not None:
             self._source.is_changing = False

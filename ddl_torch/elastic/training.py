@@ -110,7 +110,7 @@ class Training(SurvivingTraining):
         """A round was broken off: go on with the ranks that are left. See ``ddl_torch.gradients.reducer.Recovery``."""
         log.info("%s; going on with the ranks that are left", lost)
         begun = self.finished + 1
-        self._change(between_steps=False)
+        self._change(lost, between_steps=False)
         self._taken = self.finished >= begun
         return not self._taken
 

@@ -136,7 +136,7 @@ try:
 except ddl.CommunicatorError:
     while True:
         try:
-            generation.next_generation()
+            generation.next_generation(finished=0)
             break
         except ddl.CommunicatorError:
             pass

@@ -60,7 +60,7 @@ def take(is_done_again: bool) -> Dict[str, Any]:
         if step == 2 and ddl.rank() == 0:
             wait_for("round.1")
             elastic_job.reached(step)
-            training._change(between_steps=True)
+            training._change(None, between_steps=True)
         if step == 4:
             break
     log = [record.to_plain() for record in training.log]
