@@ -309,6 +309,8 @@ class Agent:
                     self._loop.selector.unregister(watch.fileno())
                     self._hears = False
                 if self._generations is not None:
+                    if watch.broken:  # the others may still have that store, and go on without this rank
+                        log.warning("rank %d: %s", self._rank, watch.broken)
                     self._generations.store_lost()
                     return
                 self.stragglers.stop()
