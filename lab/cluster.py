@@ -270,7 +270,7 @@ class Cluster:
         self._drop(host, "egress", rail, wiring.EVERYTHING)
 
     def restore(self, host: str, rail: int = 0) -> None:
-        """Undo ``deafen``, ``mute`` and ``refuse``."""
+        """Undo ``deafen``, ``mute``, ``refuse`` and, at both hosts, ``part``."""
         self._wire(host, wiring.Wiring([], [f"qdisc del dev rail{rail} clsact"]))
 
     def split(self, rack: int, rail: int = 0) -> None:
@@ -280,6 +280,11 @@ class Cluster:
     def refuse(self, host: str, source: str, rail: int = 0) -> None:
         """Let the host's firewall drop what would open a TCP connection from ``source`` to a port from 32768 up."""
         self._drop(host, "ingress", rail, *map(wiring.no_openings_from, self.addresses(source, rail)))
+
+    def part(self, host: str, other: str, rail: int = 0) -> None:
+        """Let two hosts not hear each other any more, silently; both still hear all others."""
+        for here, there in ((host, other), (other, host)):
+            self._drop(here, "ingress", rail, *map(wiring.nothing_from, self.addresses(there, rail)))
 
     def freeze(self, host: str) -> None:
         """Stop all processes of the host, which do not notice; its kernel goes on acknowledging what comes."""

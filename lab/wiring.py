@@ -12,7 +12,7 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from lab.shape import Shape, burst_bytes
 
-__all__ = ["EVERYTHING", "Wiring", "no_openings_from", "of_fabric", "of_host"]
+__all__ = ["EVERYTHING", "Wiring", "no_openings_from", "nothing_from", "of_fabric", "of_host"]
 
 EVERYTHING = "1,6 0 0 2"  #: the bytecode that drops whatever comes by; see no_openings_from
 
@@ -69,12 +69,29 @@ def no_openings_from(address: str) -> str:
 
     A classifier in classic BPF, as there is no nftables in every kernel: IP, TCP, SYN without ACK, source, port.
     """
+    protocol, tcp = (23, 34) if ip_address(address).version == 4 else (20, 54)  # after Ethernet
+    loads = [*_from(address), (f"48 0 0 {protocol}", 6), (f"48 0 0 {tcp + 13},84 0 0 18", 2)]
+    return _dropping(loads, [f"40 0 0 {tcp + 2}", "53 1 0 32768"])
+
+
+def nothing_from(address: str) -> str:
+    """Return the bytecode that drops whatever comes from ``address``; see ``no_openings_from``."""
+    return _dropping(_from(address))
+
+
+def _from(address: str) -> List[Tuple[str, int]]:
     source = ip_address(address).packed
-    kind, protocol, begin, tcp = (0x800, 23, 26, 34) if len(source) == 4 else (0x86DD, 20, 22, 54)  # after Ethernet
+    kind, begin = (0x800, 26) if len(source) == 4 else (0x86DD, 22)
     words = [(begin + at, int.from_bytes(source[at : at + 4], "big")) for at in range(0, len(source), 4)]
-    loads = [("40 0 0 12", kind), (f"48 0 0 {protocol}", 6), (f"48 0 0 {tcp + 13},84 0 0 18", 2)]
-    loads += [(f"32 0 0 {offset}", word) for offset, word in words]
-    lines = [f"40 0 0 {tcp + 2}", "53 1 0 32768", "6 0 0 4294967295", "6 0 0 2"]  # the port; pass; drop
+    return [("40 0 0 12", kind), *((f"32 0 0 {offset}", word) for offset, word in words)]
+
+
+def _dropping(loads: Sequence[Tuple[str, int]], last: Sequence[str] = ("5 0 0 1",)) -> str:
+    """Return the bytecode that drops packets of which each of ``loads`` gives that number.
+
+    ``last``: what comes behind them; it skips one instruction if the packet is to be dropped, and else none.
+    """
+    lines = [*last, "6 0 0 4294967295", "6 0 0 2"]  # pass; drop
     for load, wanted in reversed(loads):
         lines = [*load.split(","), f"21 0 {len(lines) - 2} {wanted}", *lines]  # else to "pass"
     return ",".join([str(len(lines)), *lines])

@@ -96,6 +96,8 @@ class Communicator {
 
   // Another rank waits: looks whether something that this rank has sent was lost.
   void tend();
+  std::vector<int> silent_peers() const { return links_.silent(); }
+  void note_unreachable(int peer, bool unreachable) { links_.note_unreachable(peer, unreachable); }
   void fail(ErrorKind kind, int culprit, const std::string& reason, bool tell);
   // The text of this rank's operation number `sequence`. "": not submitted yet, or too long ago.
   std::string operation_text(uint64_t sequence) const;

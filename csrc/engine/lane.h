@@ -141,6 +141,7 @@ class Lane {
   Ended awaited_in_vain(const Executor& executor) const;
   void check_on_peers() DDL_REQUIRES(driver_);
   void check_deadlines(Nanoseconds now) DDL_REQUIRES(driver_);
+  void ask_at_once() DDL_REQUIRES(driver_);
   std::string current_text() const DDL_REQUIRES(driver_);
   std::string explain(const Mismatch& mismatch) const;
   std::string overdue(const Operation& operation, const std::vector<int>& missing) const DDL_REQUIRES(driver_);

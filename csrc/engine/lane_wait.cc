@@ -67,7 +67,7 @@ bool Lane::wait(Waiting* waiting, Caller* caller) {
   }
   if (after - waiting->tended >= kTending) {
     waiting->tended = after;
-    links_->tend(id_);
+    if (links_->tend(id_)) ask_at_once();
   }
   if (caller != nullptr && after - waiting->interrupts >= kInterruptChecks) {
     waiting->interrupts = after;

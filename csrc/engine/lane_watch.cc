@@ -86,6 +86,11 @@ std::string Lane::overdue(const Operation& operation, const std::vector<int>& mi
   return text;
 }
 
+// There is something new to tell the others.
+void Lane::ask_at_once() {
+  for (const Executor* executor : active_) executor->operation()->next_question = 0;
+}
+
 void Lane::check_deadlines(Nanoseconds now) {
   if (!failure_->ok()) return;
   for (const Executor* executor : active_) {

@@ -40,6 +40,10 @@ bool Link::open() const {
                      [](const auto& c) { return !c->ended && c->endpoint->open(); });
 }
 
+bool Link::silent() const {
+  return std::any_of(connections_.begin(), connections_.end(), [](const auto& c) { return c->endpoint->silent(); });
+}
+
 bool Link::finished() {
   return std::all_of(connections_.begin(), connections_.end(), [](const auto& c) { return c->endpoint->finished(); });
 }

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include "base/clock.h"
@@ -11,6 +12,10 @@
 namespace ddl {
 
 namespace {
+
+constexpr Nanoseconds kListening = kSecond;       // between two looks which peers are silent
+constexpr Nanoseconds kRemembered = 3 * kSecond;  // what a look has shown: no lane that waits looks less often
+constexpr Nanoseconds kUntilTold = std::numeric_limits<Nanoseconds>::max();
 
 size_t lane_number(int stream) { return static_cast<size_t>(lane_of_slot(stream / kMaxChannels)); }
 
@@ -111,22 +116,65 @@ bool Links::turn_taken() const {
   return std::any_of(turns_.begin(), turns_.end(), [](const auto& entry) { return entry.second.taken(); });
 }
 
-void Links::tend(LaneId lane) {
-  if (rails_ < 2) return;
-  std::vector<Link*> concerned;
-  {
+bool Links::tend(LaneId lane) {
+  if (rails_ > 1) {
+    for (const auto& [key, link] : polled(lane)) {
+      try {
+        link->progress();
+      } catch (const std::runtime_error&) {
+        // A lost peer, or a message that does not fit. An operation that waits for it will find the same.
+      }
+    }
+  }
+  return listen(lane);
+}
+
+std::vector<std::pair<Links::Key, Link*>> Links::polled(LaneId lane) const {
+  const Lock lock(mutex_);
+  std::vector<std::pair<Key, Link*>> links;
+  for (const auto& [key, link] : links_) {
+    if (lane_number(key.second) == static_cast<size_t>(lane) && link->polled()) links.emplace_back(key, link.get());
+  }
+  return links;
+}
+
+bool Links::listen(LaneId lane) {
+  const Nanoseconds now = now_ns();
+  Nanoseconds& listened = listened_[static_cast<size_t>(lane)];
+  if (now - listened < kListening) return false;
+  listened = now;
+  bool news = false;
+  for (const auto& [key, link] : polled(lane)) {
+    const bool silent = link->silent();
     const Lock lock(mutex_);
-    for (const auto& [key, link] : links_) {
-      if (lane_number(key.second) == static_cast<size_t>(lane) && link->polled()) concerned.push_back(link.get());
+    if (silent) {
+      news |= silent_.insert_or_assign(key, now + kRemembered).second;
+    } else {
+      silent_.erase(key);
     }
   }
-  for (Link* link : concerned) {
-    try {
-      link->progress();
-    } catch (const std::runtime_error&) {
-      // A lost peer, or a message that does not fit. An operation that waits for it will find the same.
-    }
+  return news;
+}
+
+void Links::note_unreachable(int peer, bool unreachable) {
+  const Lock lock(mutex_);
+  const Key key{peer, -1};
+  if (unreachable) {
+    silent_[key] = kUntilTold;
+  } else {
+    silent_.erase(key);
   }
+}
+
+std::vector<int> Links::silent() const {
+  const Lock lock(mutex_);
+  const Nanoseconds now = now_ns();
+  std::vector<int> peers;
+  for (const auto& [key, until] : silent_) {
+    const int peer = key.first;
+    if (now < until && (peers.empty() || peers.back() != peer)) peers.push_back(peer);  // they are in order
+  }
+  return peers;
 }
 
 void Links::finish() {

@@ -38,9 +38,13 @@ class Links {
   bool connected(int peer, int number) const;
   // The driver of a lane calls this before it looks at its operations.
   void adopt(LaneId lane);
-  // Looks after links over several rails that no operation waits for: what they sent may have been lost with a rail.
-  // The driver of the lane calls this.
-  void tend(LaneId lane);
+  // Looks after all links: what they sent may have been lost with a rail, or not get through at all. The driver of
+  // the lane calls this. Returns whether a peer has fallen silent since the last call.
+  bool tend(LaneId lane);
+  // A connection to the peer cannot be made, since its host does not answer; or it can again.
+  void note_unreachable(int peer, bool unreachable);
+  // The peers to which nothing gets through, as was seen last. See Endpoint::silent. For any thread.
+  std::vector<int> silent() const;
   // Whether a link of the large lane has a turn, which others may take after Turn::kPatience. For the lane's driver.
   bool turn_taken() const;
   // Null if the connection has not come yet. The link belongs to the driver of the stream.
@@ -58,6 +62,8 @@ class Links {
     std::unique_ptr<MeasuredEndpoint> endpoint;
   };
   Link* link(const Key& key) DDL_REQUIRES(mutex_);
+  std::vector<std::pair<Key, Link*>> polled(LaneId lane) const;
+  bool listen(LaneId lane);
   void add_rail(const Key& key, int number, std::unique_ptr<MeasuredEndpoint> rail) DDL_REQUIRES(mutex_);
 
   const int rank_, connections_;
@@ -75,6 +81,8 @@ class Links {
   std::map<Key, Rails*> over_rails_ DDL_GUARDED_BY(mutex_);  // the endpoints of links that go over several rails
   std::vector<Arrived> arrived_ DDL_GUARDED_BY(mutex_);
   std::set<Key> known_ DDL_GUARDED_BY(mutex_);  // peer, number of the connection
+  std::array<Nanoseconds, kLanes> listened_{};  // when it was last looked which are silent; used by lanes' drivers
+  std::map<Key, Nanoseconds> silent_ DDL_GUARDED_BY(mutex_);  // until when; stream -1: there is no connection
 };
 
 }  // namespace ddl

@@ -152,6 +152,11 @@ void bind_agent(py::class_<Handle, std::shared_ptr<Handle>>& c) {
   c.def("traffic", [](Handle& h) { return h.native().traffic(); });
   c.def("collectives", [](Handle& h) { return h.native().collectives(); });
   c.def("tend", [](Handle& h) { h.native().tend(); });
+  c.def_property_readonly("silent_peers", [](Handle& h) { return h.native().silent_peers(); });
+  c.def(
+      "note_unreachable",
+      [](Handle& h, int peer, bool unreachable) { h.native().note_unreachable(peer, unreachable); }, py::arg("peer"),
+      py::arg("unreachable"));
   c.def_property_readonly("submitted", [](Handle& h) { return h.native().submitted(); });
   c.def(
       "operation_text", [](Handle& h, uint64_t sequence) { return h.native().operation_text(sequence); },

@@ -25,7 +25,13 @@ log = logging.getLogger("ddl")
 
 _ATTEMPT_SECONDS = 5.0  # one attempt: a stopped peer's kernel accepts, but nobody proves
 _PAUSE_SECONDS = 0.05
+_UNREACHABLE_SECONDS = 10.0  # as for connections that there are: Endpoint::kSilence
 _REFUSED_SECONDS = 0.5  # a rank that refuses connections for so long has left: every rank listened from the start
+
+
+def _no_answer(error: Exception) -> bool:
+    """Whether nothing has come from the host, not even that it refuses."""
+    return isinstance(error, OSError) and not isinstance(error, ConnectionError) and not shortage(error)
 
 
 class Connector:
@@ -78,12 +84,16 @@ class Connector:
             try:
                 self._connect(peer, rail, streams[0])
                 streams.pop(0)
+                self._core.note_unreachable(peer, False)
             except (OSError, Error) as error:
                 agent = self._job.agent
                 if agent is None or self._core.failed:  # the job ends meanwhile, or goes on without this group
                     return
                 agent.shortage.met(error)
                 waited = clock.now() - start
+                silent = waited > _UNREACHABLE_SECONDS and _no_answer(error)
+                # The store asks both ranks whether they hear each other.
+                self._core.note_unreachable(peer, silent and not self._has_other_rail(peer, rail, streams[0]))
                 if isinstance(error, ConnectionRefusedError) and waited > _REFUSED_SECONDS:
                     # Not a failure in itself: perhaps nothing needs this connection any more. An operation that does
                     # is asked about, and the verdict knows which rank has left.
@@ -106,6 +116,11 @@ class Connector:
             tls = sock.session if isinstance(sock, EncryptedSocket) else None
             self._core.add_connection(peer, number, sock.detach(), tls)
 
+    def _has_other_rail(self, peer: int, rail: int, number: int) -> bool:
+        """Whether the stream of connection ``number`` has one on another rail."""
+        others = [number % _core.STREAMS + other * _core.STREAMS for other in range(len(self.rails)) if other != rail]
+        return any(self._core.connected(peer, other) for other in others)
+
     def _give_up(self, peer: int, rail: int, number: int, error: Exception) -> None:
         host, port = self._job.address(self._ranks[peer], rail, self.rails)
         lack = shortage(error)
@@ -116,8 +131,7 @@ class Connector:
         reason = f"cannot connect to {host}:{port}: {error}"
         if not isinstance(error, AuthError) or error.closed:
             reason += "; is a firewall between the hosts, or was the wrong interface chosen (DDL_INTERFACE)?"
-        others = [number % _core.STREAMS + other * _core.STREAMS for other in range(len(self.rails)) if other != rail]
-        if any(self._core.connected(peer, other) for other in others):
+        if self._has_other_rail(peer, rail, number):
             log.warning("rank %d: rank %d is reached without rail %s: %s", self._rank, peer, self.rails[rail], reason)
         else:
             self._core.fail("PeerLost", peer, reason, True)

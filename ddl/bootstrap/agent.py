@@ -290,6 +290,7 @@ class Agent:
             if report.type == "failed":
                 self._watch.send(own_failure(member, report, culprit))
             else:
+                member.core.tend()  # so that it knows which peers are silent now
                 here = where_is(self._all_members())
                 self._watch.send(suspicion(member, report, culprit, here, self.shortage.text))
 

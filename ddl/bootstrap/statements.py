@@ -5,7 +5,7 @@ ddl/store/verdict.py explains the fields of these messages. The agent sends them
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 from ddl import _core
 from ddl.bootstrap.agent_records import Member
@@ -24,7 +24,7 @@ def suspicion(member: Member, report: _core.Report, culprit: int, here: Whereabo
     message = {**_about(member, report), "type": "suspect", "kind": report.type, "seq": report.sequence}
     message.update(peer=culprit, waits=here.waits, doing=here.doing, seconds=report.waited)
     message.update(op=report.operation, final=report.final, shortage=shortage)
-    message.update(awaits_gpu=member.core.awaits_gpu(report.sequence))
+    message.update(awaits_gpu=member.core.awaits_gpu(report.sequence), unheard=_unheard(member))
     return message
 
 
@@ -47,4 +47,10 @@ def state(member: Optional[Member], probe: Dict[str, Any], here: Whereabouts, sh
         "doing": here.doing,
         "shortage": shortage,
         "awaits_gpu": member is not None and member.core.awaits_gpu(probe["seq"]),
+        "unheard": _unheard(member),
     }
+
+
+def _unheard(member: Optional[Member]) -> List[int]:
+    """Return the processes to which nothing of this one gets through."""
+    return [] if member is None else [member.ranks[peer] for peer in member.core.silent_peers]

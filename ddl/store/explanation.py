@@ -6,11 +6,11 @@ The verdict (verdict.py) is what follows from it. Pure functions, of answers tha
 from __future__ import annotations
 
 import collections
-from typing import Callable, Collection, Dict, Iterable, Tuple
+from typing import Callable, Collection, Dict, Iterable, List, Set, Tuple
 
 from ddl.store.inquiry import Inquiry
 
-__all__ = ["explain", "mismatch"]
+__all__ = ["divide", "explain", "mismatch"]
 
 
 def mismatch(said: Dict[int, str], seq: int, named: Callable[[Iterable[int]], str]) -> str:
@@ -24,6 +24,29 @@ def mismatch(said: Dict[int, str], seq: int, named: Callable[[Iterable[int]], st
     typical = next(rank for rank, op in said.items() if op == usual)
     odd = next(rank for rank, op in said.items() if op != usual)
     return f"{named([typical])} called {usual} but {named([odd])} called {said[odd]} as operation #{seq}"
+
+
+def divide(apart: Set[Tuple[int, int]], hosts: Dict[int, str], named: Callable[[Iterable[int]], str]) -> Dict[int, str]:
+    """Return the ranks to give up, and why, where the two of each pair in ``apart`` do not hear each other.
+
+    These are all ranks of one of ``hosts`` (of each rank): that which does not hear the most others. A host whose
+    network fails in one direction still reaches the store, and complains of everybody. Of two alike it is the smaller
+    one, and then the one that came later. The first rank is one of a pair.
+    """
+    if not apart:
+        return {}
+    ranks: Dict[str, List[int]] = {}
+    for rank, host in sorted(hosts.items()):
+        ranks.setdefault(host, []).append(rank)
+    unheard = {host: {hosts[b] for a, b in apart if hosts[a] == host} for host in ranks}
+    given_up = max(ranks, key=lambda host: (len(unheard[host]), -len(ranks[host]), ranks[host][0]))
+    first = min(a for a, _ in apart if hosts[a] == given_up)
+    reason = (
+        f"and {named(b for a, b in apart if a == first)} have not heard each other for 10 s, though both reach the "
+        "job's store; see whether the network between their hosts is broken, or a firewall is in the way (ddl doctor)"
+    )
+    mates = {rank: f"{named([first])} of its host {reason}" for rank in ranks[given_up]}
+    return {first: f"it {reason}", **{rank: why for rank, why in mates.items() if rank != first}}
 
 
 def explain(

@@ -6,10 +6,10 @@ Here is what they may answer, and the check of it: a malformed answer raises ``P
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Dict, FrozenSet, List, Set
+from typing import Dict, FrozenSet, List, Set, Tuple
 
 from ddl.store.deadlock import Wait
-from ddl.store.messages import Message, integer, rows, seconds, text
+from ddl.store.messages import Message, integer, numbers, rows, seconds, text
 
 __all__ = ["Inquiry", "checked_state", "checked_suspicion"]
 
@@ -48,6 +48,17 @@ class Inquiry:
         answers = {**self.states, **self.suspects}
         return [rank for rank in sorted(answers) if answers[rank]["awaits_gpu"]]
 
+    def apart(self) -> Set[Tuple[int, int]]:
+        """Return the pairs of ranks that do not hear each other, in both orders, as one of the two has said.
+
+        None where a rank has not answered: its host may be gone for everybody.
+        """
+        answers = {**self.states, **self.suspects}
+        if answers.keys() != self.members:
+            return set()
+        pairs = {(r, other) for r, said in answers.items() for other in self.members & said["unheard"] if other != r}
+        return pairs | {(b, a) for a, b in pairs}
+
     def operations(self) -> Dict[int, str]:
         """What each rank says that it called, where it said so."""
         said = {rank: state["op"] for rank, state in self.states.items() if state["submitted"] >= 0}
@@ -67,6 +78,7 @@ def checked_suspicion(rank: int, message: Message, size: int) -> Message:
         "reason": text(rank, message, "reason", default=""),
         "shortage": text(rank, message, "shortage", default=""),
         "awaits_gpu": message.get("awaits_gpu") is True,
+        "unheard": numbers(rank, message, "unheard"),
     }
 
 
@@ -80,6 +92,7 @@ def checked_state(rank: int, message: Message) -> Message:
         "shortage": text(rank, message, "shortage", default=""),
         "awaits_gpu": message.get("awaits_gpu") is True,
         "held": message.get("held") is True,
+        "unheard": numbers(rank, message, "unheard"),
     }
 
 

@@ -7,11 +7,11 @@ protocol, and must be found before the receiver acts on the message.
 from __future__ import annotations
 
 import json
-from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple, TypeVar
 
 from ddl.errors import ProtocolError
 
-__all__ = ["Message", "Outgoing", "integer", "rows", "said_by", "seconds", "text"]
+__all__ = ["Message", "Outgoing", "integer", "numbers", "rows", "said_by", "seconds", "text"]
 
 _T = TypeVar("_T")
 
@@ -45,6 +45,14 @@ def seconds(rank: int, message: Message, key: str, *, default: float) -> float:
     if type(value) not in (int, float) or not 0 <= value < float("inf"):
         raise ProtocolError(f"rank {rank}: {key!r} of a {message.get('type')!r:.100} message is {value!r:.100}")
     return float(value)
+
+
+def numbers(rank: int, message: Message, key: str) -> FrozenSet[int]:
+    """Return a field of what ``rank`` sent, by default empty; ProtocolError if it is no list of integers."""
+    value = message.get(key, [])
+    if not isinstance(value, list) or not all(type(number) is int for number in value):
+        raise ProtocolError(f"rank {rank}: {key!r} of a {message.get('type')!r:.100} message is {value!r:.100}")
+    return frozenset(value)
 
 
 def rows(rank: int, message: Message, key: str, *, width: int, most: int) -> List[Tuple[int, ...]]:

@@ -87,7 +87,7 @@ class StoreServer(ServerConnections):
         self._told: Deque[Tuple[int, str]] = collections.deque()  # ranks whose processes have ended, by any thread
         self._ends: Dict[int, str] = {}  # how ranks' processes ended
         self._hosts: Dict[int, str] = {}  # of the ranks that have come, for people; any thread may read
-        self._verdict = JobVerdicts(size)
+        self._verdict = JobVerdicts(size, self._host_id)
         self._pace = Pace(size)
         self._requests = Requests(size)
         self._membership: Optional[Membership] = None
@@ -145,6 +145,11 @@ class StoreServer(ServerConnections):
     def host_of(self, rank: int) -> str:
         """Return the name of the host of a rank that has come; "" if it has not."""
         return self._hosts.get(rank, "")
+
+    def _host_id(self, rank: int) -> str:
+        """Return what tells the host of a rank apart; that of a rank that has not come is its own."""
+        known = self._hosts if self._membership is None else self._membership.hosts
+        return known.get(rank) or f"that of rank {rank}"
 
     @property
     def late(self) -> Dict[int, float]:

@@ -12,25 +12,25 @@ In messages, "rank" is the number of a process, which is its rank in the job's f
 (membership/), texts name it by its present rank: see ``renumber``.
 
 Messages are JSON objects. A rank sends ``bye`` [submitted: {comm: n}]; ``suspect`` comm, seq, kind (lost | stalled),
-peer, reason, op, final [members: ranks, waits, doing, seconds, shortage, awaits_gpu]; ``fail`` comm, kind (an error
-class), culprit, reason [members]; ``state`` probe, submitted (-1: no member), op [waits, doing, shortage, awaits_gpu,
-held]. It is sent ``fail``, ``probe`` (probe, comm, seq), ``stall`` (comm, seq, seconds, others, text) and ``departed``
-(comm, peer: it has said goodbye; a rank that waits for its message is to look whether it comes). Operations count from
-1; messages have number 0, and a rank that waits for one from any rank names no peer (-1). ``op`` is a text that says
-what the rank called as number seq, "" if it is not known; ``waits`` and ``doing`` are those of deadlock.py; ``seconds``
-how long the rank has waited, as it has said, and ``others`` how many wait besides; ``shortage`` what it lacks to make
-connections; a rank that is ``held`` waits until the store has said where all stop (membership/planned_stop.py), or is
-late as it had to.
+peer, reason, op, final [members: ranks, waits, doing, seconds, shortage, awaits_gpu, unheard]; ``fail`` comm, kind (an
+error class), culprit, reason [members]; ``state`` probe, submitted (-1: no member), op [waits, doing, shortage,
+awaits_gpu, held, unheard]. It is sent ``fail``, ``probe`` (probe, comm, seq), ``stall`` (comm, seq, seconds, others,
+text) and ``departed`` (comm, peer: it has said goodbye; a rank that waits for its message is to look whether it comes).
+Operations count from 1; messages have number 0, and a rank that waits for one from any rank names no peer (-1). ``op``
+is a text that says what the rank called as number seq, "" if it is not known; ``waits`` and ``doing`` are those of
+deadlock.py; ``seconds`` how long the rank has waited, as it has said, and ``others`` how many wait besides;
+``shortage`` what it lacks to make connections; ``unheard`` the ranks to which nothing of this one gets through; a rank
+that is ``held`` waits until the store has said where all stop (membership/planned_stop.py), or is late as it had to.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple
 
 from ddl.errors import ProtocolError
 from ddl.store.deadlock import Deadlocks
-from ddl.store.explanation import explain, mismatch
+from ddl.store.explanation import divide, explain, mismatch
 from ddl.store.inquiry import Inquiry, checked_state, checked_suspicion
 from ddl.store.messages import Message, Outgoing, integer, text
 from ddl.text.rank_names import FEW, name_ranks
@@ -67,11 +67,14 @@ class _Goodbye:
 class JobVerdicts:
     """The verdicts of a job of ``size`` ranks. Events go in, messages to ranks come out. Used by one thread.
 
+    ``host_of`` tells two hosts of ranks apart.
+
     Messages of ranks have been authenticated but not checked: a malformed one raises ProtocolError and has no
     effect.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, host_of: Callable[[int], str] = str) -> None:
+        self._host_of = host_of
         self.first_failure: Optional[Message] = None  #: the job's first verdict; any thread may read it
         self._size = size
         self._present: Set[int] = set()
@@ -305,6 +308,12 @@ class JobVerdicts:
         refusal = self._refuse_deadlock(stuck) if stuck else []
         if refusal:
             return refusal
+        given_up = divide(probing.apart(), {rank: self._host_of(rank) for rank in probing.members}, self._names)
+        if given_up:
+            (culprit, reason), *mates = given_up.items()
+            out = self._fail(comm, "PeerLost", culprit, reason)
+            self.blamed += mates if out else []
+            return out
         culprit, reason = explain(probing, seq, self._departed, self._silent_since, self._names)
         if probing.final:
             return self._fail(comm, "CollectiveTimeout", culprit, reason)

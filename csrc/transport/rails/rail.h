@@ -66,6 +66,8 @@ class Rail {
   // Asks whether the other side acknowledges. Returns whether this rail is suspect.
   bool look_after();
   bool suspect() const { return suspect_; }
+  // Whether nothing gets through any more. See Endpoint::silent.
+  bool silent() const { return ended() || mute_ || endpoint_->silent(); }
   // Whether it has begun or ceased to work since the last call, for good: a peer that leaves ends all of its rails,
   // one after the other.
   bool changed(Nanoseconds now);

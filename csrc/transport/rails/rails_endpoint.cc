@@ -24,6 +24,10 @@ bool RailsEndpoint::open() const {
   return std::any_of(rails_.begin(), rails_.end(), [](const auto& rail) { return !rail->ended(); });
 }
 
+bool RailsEndpoint::silent() const {
+  return open() && std::all_of(rails_.begin(), rails_.end(), [](const auto& rail) { return rail->silent(); });
+}
+
 bool RailsEndpoint::all_ended() const { return rails_.size() >= expected_ && !open(); }
 
 // --- writing ------------------------------------------------------------------------------------------------------

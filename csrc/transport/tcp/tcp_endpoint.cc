@@ -16,7 +16,14 @@ namespace ddl {
 
 namespace {
 
-constexpr int kStuck = 2;  // times that the kernel has sent again what was not acknowledged
+// Times that the kernel has sent the same again: perhaps nobody hears it; and surely, as the pauses between them
+// double, so that these take 6 seconds or more.
+constexpr int kStuck = 2, kTried = 5;
+
+bool ask(int fd, tcp_info* info) {
+  socklen_t length = sizeof *info;
+  return ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &length) == 0;
+}
 
 [[noreturn]] void throw_lost(int peer, const char* doing) {
   throw LostPeer(peer, text_of_errno(errno) + " while " + doing);
@@ -61,10 +68,17 @@ size_t TcpEndpoint::queued() const {
 
 Acknowledgement TcpEndpoint::acknowledgement() const {
   tcp_info info{};
-  socklen_t length = sizeof info;
-  if (::getsockopt(fd_.get(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return Acknowledgement::kPending;
+  if (!ask(fd_.get(), &info)) return Acknowledgement::kPending;
   if (info.tcpi_retransmits >= kStuck) return Acknowledgement::kMissing;
   return info.tcpi_unacked == 0 ? Acknowledgement::kComplete : Acknowledgement::kPending;
+}
+
+bool TcpEndpoint::silent() const {
+  tcp_info info{};
+  if (!ask(fd_.get(), &info)) return false;
+  // Not after an idle hour: the kernel has sent the same again and again since the last acknowledgement.
+  return info.tcpi_unacked > 0 && info.tcpi_retransmits >= kTried &&
+         info.tcpi_last_ack_recv >= kSilence / kMillisecond;
 }
 
 }  // namespace ddl

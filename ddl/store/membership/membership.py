@@ -76,6 +76,11 @@ class Membership:
         """That of the store's election; its attempt counts what it has proposed."""
         return self._voting.ballot
 
+    @property
+    def hosts(self) -> Dict[int, str]:
+        """What tells the hosts apart of the processes that are there, by their incarnations."""
+        return self._roster.present
+
     def why_absent(self, incarnation: int) -> str:
         """Return why a process is in no later generation; "" if it may be in one."""
         return self._roster.absent.get(incarnation, "")
