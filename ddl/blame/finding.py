@@ -11,7 +11,7 @@ __all__ = ["KINDS", "Finding", "last_words"]
 
 #: What explains most comes first: a rank that is dead also keeps others waiting, and never the other way round.
 KINDS = (
-    *("launcher lost", "out of memory", "full disk", "not finite", "called something else", "host lost"),
+    *("launcher lost", "out of memory", "full disk", "not finite", "called something else", "host lost", "hosts apart"),
     *("dead", "stopped"),
     *("stuck in a system call", "deadlock", "never called", "stuck in user code", "slow"),
     *("link down", "slow link", "unknown"),

@@ -26,6 +26,7 @@ _NOT_FINITE = re.compile(r"InvalidState: .*\bis \(?[-+]?(?:nan|inf)\S* on rank (
 _DEADLOCK = re.compile(
     r"CollectiveMismatch: .*?(the ranks wait for one another, and none of them can go on): (.*); all "
 )
+_APART = re.compile(r"lost rank (\d+) \([^)]*\): it and (ranks? [-\d, ]+) have not heard each other for (\d+ s)")
 _OVERFLOW = re.compile(r"InvalidState: .*\badd up to more than \S+ holds")
 
 
@@ -38,11 +39,13 @@ def blame(dumps: Sequence[RankDump], end: Optional[JobEnd] = None, *, patience: 
     view = JobView(dumps, end)
     edges = waits(view, patience)
     graph = WaitGraph(edges)
-    findings = [*_launcher_lost(view), *mismatches(view), *_not_finite(view), *_proven_deadlock(view)]
-    findings += _of_ranks(view, graph, ended=not any(finding.kind == "not finite" for finding in findings))
+    findings = [*_launcher_lost(view), *mismatches(view), *_not_finite(view), *_proven_deadlock(view), *_apart(view)]
+    ended = not any(finding.kind in ("not finite", "hosts apart") for finding in findings)
+    given_up = {rank for finding in findings if finding.kind == "hosts apart" for rank in finding.ranks}
+    findings += [each for each in _of_ranks(view, graph, ended=ended) if not given_up.intersection(each.ranks)]
     findings += [_ring(view, graph, ring) for ring in graph.cycles()]
     if not findings:
-        findings += _rest(view, edges) or slow_ranks(view)
+        findings += [*_was_apart(view)] or _rest(view, edges) or slow_ranks(view)
     if all(finding.kind == "unknown" for finding in findings):  # perhaps the network explains it
         findings += link_findings(view)
     findings.sort(key=lambda finding: (KINDS.index(finding.kind), _first(view) not in finding.ranks, finding.ranks))
@@ -163,6 +166,37 @@ def _proven_deadlock(view: JobView) -> Iterator[Finding]:
         places = tuple(words[2].split("; ")[: 2 * _SHOWN])
         ranks = tuple(map(view.rank, numbers))
         yield Finding("deadlock", ranks, same_host(view, numbers), words[1], places, _SAME_ORDER)
+
+
+def _apart(view: JobView) -> Iterator[Finding]:
+    """Return the finding about ranks of which the job's store knew that they do not hear each other."""
+    told = {number: view.failure(number) for number in view.dumps if _APART.search(view.failure(number))}
+    if told:
+        lines = [f"rank {view.rank(number)}: {text}" for number, text in told.items()]
+        yield _hosts_apart(view, next(iter(told.values())), lines[:_SHOWN])
+
+
+def _was_apart(view: JobView) -> Iterator[Finding]:
+    """Return that finding where ranks come and go: only the store says so, of a rank that is in the job no more."""
+    verdict = (view.end.verdict if view.end is not None else None) or {}
+    text = f"lost rank {view.rank(int(verdict.get('culprit', -1)))} (): {verdict.get('reason', '')}"
+    if _APART.search(text):
+        yield _hosts_apart(view, text, [])
+
+
+def _hosts_apart(view: JobView, text: str, lines: Sequence[str]) -> Finding:
+    words = _APART.search(text)
+    assert words is not None
+    number = view.number(int(words[1]))
+    return Finding(
+        "hosts apart",
+        (view.rank(number),),
+        view.host(number),
+        f"{view.name(number)} and {words[2]} have not heard each other for {words[3]}, though both reached the job's "
+        "store",
+        tuple(lines),
+        "look at the network between these hosts, and at firewalls: ddl doctor",
+    )
 
 
 def _rest(view: JobView, edges: Sequence[WaitEdge]) -> List[Finding]:

@@ -35,6 +35,6 @@ def test_what_is_printed_of_a_large_job() -> None:
 
 
 def test_kinds_are_fixed() -> None:
-    assert len(set(KINDS)) == len(KINDS) == 16
+    assert len(set(KINDS)) == len(KINDS) == 17
     with pytest.raises(InternalError):
         Finding("sleepy", (0,), "", "", (), "")
