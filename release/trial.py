@@ -38,6 +38,17 @@ assert (everybody.reshape(-1) == np.repeat(np.arange(size), 3)).all()
 if rank == 0:
     print("SMOKE", imported)
 """
+#: A compiler's run-time library may know the processor less well than the kernel does.
+KERNELS = """
+import platform
+from ddl import _core
+with open("/proc/cpuinfo") as file:
+    flags = set(file.read().split()) if platform.machine() == "x86_64" else set()
+wanted = ["baseline"]
+wanted += ["avx2"] if {"avx2", "f16c"} <= flags else []
+wanted += ["avx512"] if {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= flags else []
+assert _core.reduce_kernels() == wanted, (_core.reduce_kernels(), wanted)
+"""
 TORCH = """
 import torch
 import ddl_torch
@@ -85,10 +96,11 @@ def main(folder: Path) -> Dict[str, object]:
     begin = time.monotonic()
     _run([str(python), *install, f"--find-links={folder}", "open-ddl"])
     installed = time.monotonic() - begin
-    programs = {"smoke.py": SMOKE, "with_torch.py": TORCH, "with_tensorflow.py": TENSORFLOW}
+    programs = {"kernels.py": KERNELS, "smoke.py": SMOKE, "with_torch.py": TORCH, "with_tensorflow.py": TENSORFLOW}
     for name, text in programs.items():
         Path("/tmp", name).write_text(text)
     ddlrun = [str(environment / "bin" / "ddlrun"), "-np", "2", "--timeout", "120"]
+    _run([str(python), "/tmp/kernels.py"])
     said = _run([*ddlrun, str(python), "/tmp/smoke.py"])
     seen: Dict[str, object] = {
         "machine": platform.machine(),

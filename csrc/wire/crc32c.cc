@@ -3,6 +3,13 @@
 #include <array>
 #include <cstring>
 
+#if defined(__x86_64__)
+#include "base/processor_x86.h"
+#elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 namespace ddl {
 
 namespace {
@@ -34,7 +41,36 @@ uint64_t word_at(const unsigned char* at) {
   return word;
 }
 
+// In assembly, as compilers disagree on how to allow the instruction in single functions.
 #if defined(__x86_64__)
+#define DDL_HAS_CRC
+
+bool has_instruction() { return ask_processor().sse42; }
+inline uint64_t add_word(uint64_t sum, uint64_t word) {
+  __asm__("crc32q %1, %0" : "+r"(sum) : "rm"(word));
+  return sum;
+}
+inline uint64_t add_byte(uint64_t sum, unsigned char byte) {
+  __asm__("crc32b %1, %0" : "+r"(sum) : "rm"(byte));
+  return sum;
+}
+
+#elif defined(__aarch64__)
+#define DDL_HAS_CRC
+
+bool has_instruction() { return (::getauxval(AT_HWCAP) & HWCAP_CRC32) != 0; }
+inline uint64_t add_word(uint64_t sum, uint64_t word) {
+  __asm__(".arch_extension crc\n\tcrc32cx %w0, %w1, %x2" : "=r"(sum) : "r"(sum), "r"(word));
+  return sum;
+}
+inline uint64_t add_byte(uint64_t sum, unsigned char byte) {
+  __asm__(".arch_extension crc\n\tcrc32cb %w0, %w1, %w2" : "=r"(sum) : "r"(sum), "r"(uint32_t{byte}));
+  return sum;
+}
+
+#endif
+
+#if defined(DDL_HAS_CRC)
 
 // The product of two polynomials modulo the polynomial.
 uint32_t multiply(uint32_t a, uint32_t b) {
@@ -57,7 +93,7 @@ uint32_t shift_by(size_t bytes) {
 }
 
 // Three sums at once: the instruction takes three cycles, and one can begin in each.
-__attribute__((target("sse4.2"))) uint32_t by_instruction(uint32_t sum, const unsigned char* at, size_t count) {
+uint32_t by_instruction(uint32_t sum, const unsigned char* at, size_t count) {
   static thread_local size_t known = 0;  // of the last call: records are mostly of one size
   static thread_local uint32_t shift = 0;
   const size_t third = count / 24 * 8;
@@ -69,19 +105,18 @@ __attribute__((target("sse4.2"))) uint32_t by_instruction(uint32_t sum, const un
     }
     uint64_t second = 0, last = 0;
     for (size_t i = 0; i < third; i += 8) {
-      first = __builtin_ia32_crc32di(first, word_at(at + i));
-      second = __builtin_ia32_crc32di(second, word_at(at + third + i));
-      last = __builtin_ia32_crc32di(last, word_at(at + 2 * third + i));
+      first = add_word(first, word_at(at + i));
+      second = add_word(second, word_at(at + third + i));
+      last = add_word(last, word_at(at + 2 * third + i));
     }
     first = multiply(shift, static_cast<uint32_t>(first)) ^ second;
     first = multiply(shift, static_cast<uint32_t>(first)) ^ last;
     at += 3 * third;
     count -= 3 * third;
   }
-  for (; count >= 8; at += 8, count -= 8) first = __builtin_ia32_crc32di(first, word_at(at));
-  uint32_t rest = static_cast<uint32_t>(first);
-  for (; count > 0; ++at, --count) rest = __builtin_ia32_crc32qi(rest, *at);
-  return rest;
+  for (; count >= 8; at += 8, count -= 8) first = add_word(first, word_at(at));
+  for (; count > 0; ++at, --count) first = add_byte(first, *at);
+  return static_cast<uint32_t>(first);
 }
 
 #endif
@@ -104,9 +139,9 @@ uint32_t crc32c_by_table(uint32_t before, const void* bytes, size_t count) {
 }
 
 uint32_t crc32c(uint32_t before, const void* bytes, size_t count) {
-#if defined(__x86_64__)
-  static const bool has_instruction = __builtin_cpu_supports("sse4.2");
-  if (has_instruction) return ~by_instruction(~before, static_cast<const unsigned char*>(bytes), count);
+#if defined(DDL_HAS_CRC)
+  static const bool has = has_instruction();
+  if (has) return ~by_instruction(~before, static_cast<const unsigned char*>(bytes), count);
 #endif
   return crc32c_by_table(before, bytes, count);
 }

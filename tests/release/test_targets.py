@@ -12,6 +12,7 @@ from ddl.errors import ConfigError
 from release.pins import pinned
 from release.targets import MACHINES, PYTHONS, WheelTarget, targets
 from release.tensorflow_ops import op_files
+from release.trial import KERNELS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -57,3 +58,8 @@ def test_the_versions_that_are_tested() -> None:
     assert versions == set(tensorflows)
     text = " ".join((ROOT / "docs" / "install.md").read_text().split())
     assert f"for TensorFlow {' and '.join(sorted(versions))}," in text
+
+
+def test_the_core_uses_what_the_processor_has() -> None:
+    """As each wheel is asked in the system where it is tried."""
+    subprocess.run([sys.executable, "-c", KERNELS], cwd=ROOT, check=True, timeout=60)
