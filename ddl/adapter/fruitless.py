@@ -21,7 +21,7 @@ _LEAST = 10  #: generations, before the ranks give up
 _SECONDS = 60.0  #: for which a network may refuse connections, at least
 _LONGEST_PAUSE = 1.0  #: between two generations, in seconds
 _NEVER = (0, -1)
-_SAID = 200  #: characters of an error that the other ranks are told
+_SAID = 200  #: characters of an error that the other ranks are told; all that a rank says is limited
 
 
 class Fruitless:
@@ -42,7 +42,8 @@ class Fruitless:
         """Return what the ranks of the next generation have to know of this one, which has failed by ``lost``."""
         if generation != self._generation:  # of a job before this one
             self._count, self._formed = 0, _NEVER
-        error = None if lost is None else f"{type(lost).__name__}: {lost}"[:_SAID]
+        text = f"{type(lost).__name__}: {lost}"[:_SAID].encode("ascii", "replace").decode()  # JSON takes six for others
+        error = None if lost is None else text
         seconds = clock.now() - self._began if self._count else 0.0
         return {"error": error, "count": self._count, "seconds": seconds, "formed": self._formed}
 

@@ -26,7 +26,7 @@ _NOT_FINITE = re.compile(r"InvalidState: .*\bis \(?[-+]?(?:nan|inf)\S* on rank (
 _DEADLOCK = re.compile(
     r"CollectiveMismatch: .*?(the ranks wait for one another, and none of them can go on): (.*); all "
 )
-_APART = re.compile(r"lost rank (\d+) \([^)]*\): it and (ranks? [-\d, ]+) have not heard each other for (\d+ s)")
+_APART = re.compile(r"lost rank (\d+) \([^)]*\): it and (ranks? .+?) have not heard each other for (\d+ s)")
 _OVERFLOW = re.compile(r"InvalidState: .*\badd up to more than \S+ holds")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from typing import Any, Dict, List
 from unittest import mock
 
@@ -117,6 +118,11 @@ def test_a_step_or_another_rank_is_a_new_beginning() -> None:
     ranks.next(2, fails=10)
     with pytest.raises(ddl.LeftOut, match=r"2 ranks began again 10 times in 90 s.*rank 1 has PeerLost: connection ref"):
         ranks.next(2)
+
+
+def test_what_is_said_is_short_in_any_script() -> None:
+    said = Fruitless().says(0, ddl.PeerLost("\u00fc" * 1000))
+    assert len(json.dumps(said["error"])) == 202
 
 
 def test_a_network_may_refuse_for_a_minute() -> None:
