@@ -261,6 +261,8 @@ class Communicator:
     def deserted(self) -> bool:
         """Whether no neighbour will touch this rank's memory: each has shut down its communicator, or has ended."""
     def set_rails(self, rails: int) -> None: ...
+    def set_silence(self, seconds: float) -> None:
+        """Take peers for silent from which nothing has come for so long, though something was sent. At first, none."""
     def set_helpers(self, helpers: int) -> None:
         """Have so many threads of this process help with large reductions and copies, until ``shutdown``."""
     @property
@@ -269,7 +271,7 @@ class Communicator:
     def tend(self) -> None: ...
     @property
     def silent_peers(self) -> List[int]:
-        """The ranks to which nothing has got through for 10 s, as it was seen last: sent bytes, or connections."""
+        """The ranks to which nothing has got through for so long, as it was seen last: sent bytes, or connections."""
     def note_unreachable(self, peer: int, unreachable: bool) -> None:
         """Say whether connections to ``peer`` cannot be made, since its host does not answer."""
     def add_connection(self, peer: int, number: int, fd: int, tls: Optional[TlsSession] = None) -> None:

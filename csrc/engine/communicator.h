@@ -59,6 +59,7 @@ class Communicator {
   Failure& failure() { return failure_; }
   // Before there is any connection.
   void set_rails(int rails) { links_.set_rails(rails); }
+  void set_silence(Nanoseconds limit) { links_.set_silence(limit); }
   // Before any operation: so many threads of this process help with large ones until shutdown (base/helpers.h).
   void set_helpers(int count);
   // Of operations that are submitted from now on.

@@ -40,8 +40,9 @@ bool Link::open() const {
                      [](const auto& c) { return !c->ended && c->endpoint->open(); });
 }
 
-bool Link::silent() const {
-  return std::any_of(connections_.begin(), connections_.end(), [](const auto& c) { return c->endpoint->silent(); });
+bool Link::silent(Nanoseconds limit) const {
+  return std::any_of(connections_.begin(), connections_.end(),
+                     [limit](const auto& c) { return c->endpoint->silent(limit); });
 }
 
 bool Link::finished() {

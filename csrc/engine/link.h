@@ -90,7 +90,8 @@ class Link {
   // See Endpoint.
   bool polled() const { return !connections_.empty() && connections_.front()->endpoint->polled(); }
   bool open() const;
-  bool silent() const;  // over any connection: a segment that is lost there does not come over another
+  // Over any connection: a segment that is lost there does not come over another.
+  bool silent(Nanoseconds limit) const;
   // `announcement`: this rank waits for `announced`.
   void poll_fds(Polled* fds, bool announcement = false) const;
   bool finished();

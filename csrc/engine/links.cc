@@ -143,9 +143,10 @@ bool Links::listen(LaneId lane) {
   Nanoseconds& listened = listened_[static_cast<size_t>(lane)];
   if (now - listened < kListening) return false;
   listened = now;
+  const Nanoseconds limit = silence_.load(std::memory_order_relaxed);
   bool news = false;
   for (const auto& [key, link] : polled(lane)) {
-    const bool silent = link->silent();
+    const bool silent = link->silent(limit);
     const Lock lock(mutex_);
     if (silent) {
       news |= silent_.insert_or_assign(key, now + kRemembered).second;

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <atomic>
+#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -31,6 +32,8 @@ class Links {
         Failure* failure);
   // With several rails, every stream has one connection on each instead. Call before there is any connection.
   void set_rails(int rails) { rails_ = rails; }
+  // Takes peers for silent from which nothing has come for so long though they were sent something. At first, none.
+  void set_silence(Nanoseconds limit) { silence_.store(limit, std::memory_order_relaxed); }
 
   // Takes `fd` over, and what encrypts it (or null). `number`: stream + n * kStreams, for the n-th connection of a
   // stream, or for the n-th rail. Throws kProtocolError if there is one already.
@@ -69,6 +72,7 @@ class Links {
   const int rank_, connections_;
   const bool checksums_;
   int rails_ = 1;
+  std::atomic<Nanoseconds> silence_{std::numeric_limits<Nanoseconds>::max()};
   const Neighbourhood& neighbourhood_;
   Recorder* const recorder_;
   Failure* const failure_;                             // is told of rails

@@ -22,11 +22,11 @@ void Operation::rewind() {
 
 std::string Operation::text() const {
   const std::string described = descriptor.text(wire.root);  // which is this rank, of a receive
-  const size_t open = described.find('(');
-  std::string text = described.substr(0, open);
+  const size_t details_begin = described.find('(');
+  std::string text = described.substr(0, details_begin);
   if (descriptor.sequence != 0) text += " #" + std::to_string(descriptor.sequence);
   if (!label.empty()) text += " \"" + label + "\"";
-  const std::string details = described.substr(open);
+  const std::string details = described.substr(details_begin);
   return details == "()" ? text : text + " " + details;
 }
 

@@ -99,6 +99,10 @@ void bind_setup(py::class_<Handle, std::shared_ptr<Handle>>& c) {
       },
       py::arg("rails"));
   c.def(
+      "set_silence",
+      [](Handle& h, double seconds) { h.native().set_silence(nanoseconds_from(seconds, "set_silence")); },
+      py::arg("seconds"));
+  c.def(
       "set_helpers",
       [](Handle& h, int helpers) {
         if (helpers < 0 || helpers > Helpers::kMost) refuse("set_helpers", std::to_string(helpers) + " helpers");

@@ -24,9 +24,6 @@ class Endpoint {
   // `write_in_place` copies parts up to this length.
   static constexpr size_t kCopiedPart = 4 << 10;
   static constexpr uint64_t kAllBytes = std::numeric_limits<uint64_t>::max();
-  // The store needs 7 s to miss a host that is gone (ddl/net/address.py). If hosts only miss each other, the store is
-  // to know by then that it still hears both.
-  static constexpr Nanoseconds kSilence = 10 * kSecond;
 
   Endpoint() = default;
   Endpoint(const Endpoint&) = delete;
@@ -52,9 +49,9 @@ class Endpoint {
   virtual void poll_fds(Polled* fds, bool reading, bool writing) const = 0;
   // Whether this end would notice that the peer closes its own.
   virtual bool open() const = 0;
-  // Whether bytes are on their way, but nothing has come back from the peer's host for kSilence, not even an
+  // Whether bytes are on their way, but nothing has come back from the peer's host for so long, not even an
   // acknowledgement.
-  virtual bool silent() const { return false; }
+  virtual bool silent(Nanoseconds) const { return false; }
 
   // --- the end ---
   // Does what is due. Returns whether the peer gets all that was written even if this side closes now.

@@ -25,7 +25,6 @@ log = logging.getLogger("ddl")
 
 _ATTEMPT_SECONDS = 5.0  # one attempt: a stopped peer's kernel accepts, but nobody proves
 _PAUSE_SECONDS = 0.05
-_UNREACHABLE_SECONDS = 10.0  # as for connections that there are: Endpoint::kSilence
 _REFUSED_SECONDS = 0.5  # a rank that refuses connections for so long has left: every rank listened from the start
 
 
@@ -91,7 +90,7 @@ class Connector:
                     return
                 agent.shortage.met(error)
                 waited = clock.now() - start
-                silent = waited > _UNREACHABLE_SECONDS and _no_answer(error)
+                silent = waited > self._job.apart_after and _no_answer(error)
                 # The store asks both ranks whether they hear each other.
                 self._core.note_unreachable(peer, silent and not self._has_other_rail(peer, rail, streams[0]))
                 if isinstance(error, ConnectionRefusedError) and waited > _REFUSED_SECONDS:
@@ -99,7 +98,7 @@ class Connector:
                     # is asked about, and the verdict knows which rank has left.
                     log.info("rank %d: rank %d accepts no connections any more: %s", self._rank, peer, error)
                     return
-                if waited > self._job.settings.start_timeout:
+                if waited > max(self._job.settings.start_timeout, self._job.apart_after + _ATTEMPT_SECONDS):
                     self._give_up(peer, rail, streams[0], error)
                     return
                 self._closed.wait(_PAUSE_SECONDS)

@@ -125,6 +125,7 @@ class Group:
         core.introduce(self.who, [job.rank_label(world) for world in self.ranks], number, list(self.ranks))
         core.set_planner(self._plan)
         core.set_rails(len(job.rails))
+        core.set_silence(job.apart_after)
         core.set_helpers(helpers(cores.get(job.number, 0.0), job.settings.cores) if self.size > 1 else 0)
         self._connector = Connector(job, core, number, self.rank, self.ranks)
         if job.settings.rebalance:

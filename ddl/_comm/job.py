@@ -28,6 +28,7 @@ from ddl.bootstrap.rail_news import RailEnds
 from ddl.errors import Error, PeerLost, ProtocolError, RendezvousError
 from ddl.machine import host_id
 from ddl.net import rails
+from ddl.net.address import apart_after
 from ddl.net.encryption import prepare_encryption
 from ddl.store.messages import said_by
 from ddl.store.server import StoreServer
@@ -67,6 +68,7 @@ class Job:
         self.rails: Tuple[str, ...] = ("",)
         self.offer = table_file.TableOffer()
         self.dropped = DroppedGroups()
+        self._host_timeout = settings.host_timeout  # until the store has said what counts
         self._groups = 0  # numbers given out in a job of one rank
         self.agent: Optional[Agent] = None
         self.server: Optional[StoreServer] = None  #: of the job's store, if it ends with this process's part
@@ -83,6 +85,11 @@ class Job:
     def secret(self) -> bytes:
         assert self.identity.secret is not None  # a job of more than one rank has one
         return self.identity.secret
+
+    @property
+    def apart_after(self) -> float:
+        """Seconds after which two hosts of this job count as apart that do not hear each other."""
+        return apart_after(self._host_timeout)
 
     def rank_label(self, number: int) -> str:
         """Return how a process is called: by its present rank."""
@@ -146,6 +153,7 @@ class Job:
         prepare_encryption(self.settings.encrypt, self.settings.openssl)
         store, self.watch = self.connect_to_store(identity.store, limit)
         self._store = store
+        self._host_timeout = self.watch.host_timeout
         listeners, offers = listen_on_rails(self.settings.interface, self.settings.congestion, store.local_host)
         memory, unix_name = listen_memory()
         nonce, self._nonce_block = Nonce.place()

@@ -71,9 +71,8 @@ class ElasticDriver:
         cooldown_range: Optional[Tuple[float, float]] = None,
     ) -> None:
         self._processes, self._address, self._secret = processes, address, secrets.token_bytes(32)
-        settings = Settings.from_environ(os.environ)
-        self._encrypt = settings.encrypt
-        prepare_encryption(settings.encrypt, settings.openssl)
+        self._settings = Settings.from_environ(os.environ)
+        prepare_encryption(self._settings.encrypt, self._settings.openssl)
         self._options = ElasticOptions(
             least,
             most,
@@ -122,7 +121,7 @@ class ElasticDriver:
     def _begin(self) -> None:
         size, hosts = len(self._first), list(dict.fromkeys(order.host for order in self._first))
         self._store = elastic_store(
-            self._secret, size, self._options, self._course.post, encrypt=self._encrypt, host=EVERYWHERE
+            self._secret, size, self._options, self._course.post, settings=self._settings, host=EVERYWHERE
         )
         self._store.start()
         for order in self._first:
@@ -137,7 +136,7 @@ class ElasticDriver:
 
     def _start(self, order: StartProcess, identity: Identity, more: Dict[str, str]) -> None:
         self._running[order.incarnation] = order.host
-        encrypt = {"DDL_ENCRYPT": "1"} if self._encrypt else {}
+        encrypt = {"DDL_ENCRYPT": "1"} if self._settings.encrypt else {}
         self._processes.start(order.incarnation, order.host, {**identity.to_environ(), ELASTIC: "1", **encrypt, **more})
 
     # --- ElasticRanks ---

@@ -29,6 +29,7 @@ from ddl.bootstrap.statements import own_failure, state, suspicion
 from ddl.bootstrap.stragglers import Stragglers
 from ddl.bootstrap.whereabouts import call_in, where_is
 from ddl.errors import Error
+from ddl.net.address import fell_silent
 from ddl.net.encryption import EncryptedSocket
 from ddl.net.newcomers import Complaints, Door, in_a_thread
 from ddl.net.shortage import Shortage
@@ -316,7 +317,9 @@ class Agent:
                     return
                 self.stragglers.stop()
                 gone = "the process that had the job's store (ddlrun, or rank 0 of another launcher's job) is gone"
-                reason = f"this rank cannot go on: {watch.broken}" if watch.broken else gone
+                host = f"the host of the job's store, {watch.address},"
+                silent = fell_silent(watch.silent(), watch.host_timeout, host)
+                reason = f"this rank cannot go on: {watch.broken}" if watch.broken else silent or gone
                 self._failed({"comm": ALL, "kind": "PeerLost", "culprit": -1, "reason": reason})
                 return
             if not message:

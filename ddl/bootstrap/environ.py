@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Tuple, Type, TypeVar
 
 from ddl.bootstrap import parse
 from ddl.errors import ConfigError
-from ddl.net.address import parse_address
+from ddl.net.address import HOST_TIMEOUT, parse_address
 from ddl.net.auth import MINIMUM_SECRET
 
 __all__ = ["HOROVOD_LEVELS", "Identity", "Settings", "describe"]
@@ -55,6 +55,12 @@ class Settings:
     )
     start_timeout: float = _variable(
         "DDL_START_TIMEOUT", 60.0, parse.seconds, "seconds that init waits for the other ranks"
+    )
+    host_timeout: float = _variable(
+        "DDL_HOST_TIMEOUT",
+        HOST_TIMEOUT,
+        parse.silence,
+        "seconds that a host, or the network to it, may be silent; that of ddlrun, or else of rank 0, counts",
     )
     algorithm: str = _variable("DDL_ALGORITHM", "", str, "force an algorithm instead of choosing the fastest")
     deterministic: bool = _variable(

@@ -67,6 +67,7 @@ class Generations:
         secret: bytes,
         store_host: str,
         encrypt: bool,
+        host_timeout: float,
     ) -> None:
         self.limits = limits
         self.server: Optional[StoreServer] = None  #: the job's store, if this process was elected to have it
@@ -74,6 +75,7 @@ class Generations:
         self._participant = participant
         self._secret = secret
         self._encrypt = encrypt
+        self._host_timeout = host_timeout
         self.store_host = store_host  #: an address of this host, for a store that this process may have to serve
         self._effects: Optional[Effects] = None
         self._cells: Dict[int, SharedCell] = {participant.incarnation: cell}  # also of the ranks of this host
@@ -97,8 +99,16 @@ class Generations:
         record, ballot = GenerationRecord.parse(told["record"]), BallotNumber.parse(told["ballot"])
         cell = SharedCell.create(VoteCell(record, ballot))
         limits = ElasticLimits(**told["limits"])
-        participant = Participant(watch.rank, host_id, cell, newcomer=newcomer, patience=limits.patience, store=ballot)
-        return cls(participant, cell, limits, secret, store_host, encrypt)
+        participant = Participant(
+            watch.rank,
+            host_id,
+            cell,
+            newcomer=newcomer,
+            patience=limits.patience,
+            host_timeout=watch.host_timeout,
+            store=ballot,
+        )
+        return cls(participant, cell, limits, secret, store_host, encrypt, watch.host_timeout)
 
     # --- for the agent (its thread) ---
 
@@ -339,6 +349,7 @@ class Generations:
             witness=False,
             succeeds=(record, ballot, bool(message["interrupted"])),
             encrypt=self._encrypt,
+            host_timeout=self._host_timeout,
         )
         with self._changed:
             before, self.server = self.server, server

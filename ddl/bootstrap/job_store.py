@@ -25,7 +25,8 @@ class JobStore:
     the job. This program is no rank. If the job fails, it knows which rank was the cause. As a context it says so: an
     error that ends the block, such as the engine's "worker died", becomes the cause of a ``RankFailed`` that names the
     rank and its host. DDL_INTERFACE: the address by which the ranks reach this host. DDL_ENCRYPT=1: all connections of
-    the job are encrypted. ``close`` lets ranks that are still there fail.
+    the job are encrypted. DDL_HOST_TIMEOUT: seconds that a host may be silent. ``close`` lets ranks that are still
+    there fail.
 
     Raises ``InvalidArgument`` for a size below 1, ``ConfigError`` for a wrong environment, ``ResourceError`` if there
     is no thread or port.

@@ -185,7 +185,15 @@ def serve(
     host, encrypt = "127.0.0.1" if one_host else EVERYWHERE, settings.encrypt
     prepare_encryption(encrypt, settings.openssl)
     with threads_for(complaint):
-        server = StoreServer(secret, size, host, elastic=limits, witness=False, encrypt=encrypt)
+        server = StoreServer(
+            secret,
+            size,
+            host,
+            elastic=limits,
+            witness=False,
+            encrypt=encrypt,
+            host_timeout=settings.host_timeout,
+        )
     _close_in_children(server)
     _, port = parse_address(server.address)
     interface = settings.interface

@@ -17,6 +17,7 @@ __all__ = [
     "rails",
     "seconds",
     "seconds_or_none",
+    "silence",
     "size",
     "size_or_automatic",
     "switch",
@@ -43,6 +44,14 @@ def seconds(text: str) -> float:
 def seconds_or_none(text: str) -> float:
     """Return a number of seconds; "0" is none."""
     return 0.0 if text == "0" else seconds(text)
+
+
+def silence(text: str) -> float:
+    """Return a number of seconds from 4 to 3600."""
+    value = seconds(text)
+    if not 4 <= value <= 3600:
+        raise ValueError("a number of seconds from 4 to 3600")
+    return value
 
 
 def size(text: str) -> int:

@@ -44,7 +44,11 @@ from ddl.text.spelling import did_you_mean
 __all__ = ["choose_launcher", "main", "parse", "read_hosts", "run"]
 
 _ALIASES = {"-np": "--num-proc", "-n": "--num-proc"}
-_VARIABLES = {"--timeout": "DDL_TIMEOUT", "--start-timeout": "DDL_START_TIMEOUT"}
+_VARIABLES = {
+    "--timeout": "DDL_TIMEOUT",
+    "--start-timeout": "DDL_START_TIMEOUT",
+    "--host-timeout": "DDL_HOST_TIMEOUT",
+}
 _MAYBE = {name for names, keywords in OPTIONS if keywords.get("nargs") == "?" for name in names}  # have a value, or not
 _ABOUT_RANKS = ("-np", "--np", "-n", "--num-proc", "-H", "--hosts", "--hostfile")
 _NUMBERS = ("num_proc", "accelerators", "nodes", "racks", "aisles")
@@ -136,9 +140,10 @@ def parse(argv: Sequence[str], environ: Dict[str, str]) -> RunConfig:
         if most > layout.size:  # it begins on all slots that it may use
             layout = JobLayout(most, place(hosts, most), layout.environ)
     extra = {**layout.environ, **_environ(given.env, environ)}
-    for name, value in (("--timeout", given.timeout), ("--start-timeout", given.start_timeout)):
+    for name, variable in _VARIABLES.items():
+        value = getattr(given, name[2:].replace("-", "_"))
         if value is not None:
-            extra[_VARIABLES[name]] = value
+            extra[variable] = value
     if given.rebalance:
         extra["DDL_REBALANCE"] = "1"
     if given.encrypt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import struct
 from typing import List, Tuple
@@ -12,9 +13,12 @@ from ddl.errors import ResourceError
 
 __all__ = [
     "EVERYWHERE",
+    "HOST_TIMEOUT",
+    "apart_after",
     "bound",
     "connect",
     "family_of",
+    "fell_silent",
     "format_address",
     "is_loopback",
     "listen",
@@ -27,7 +31,9 @@ __all__ = [
 
 EVERYWHERE = "::"  #: where ``listen`` takes connections of IPv4 and of IPv6 on all interfaces
 
-_SILENCE = 7  # seconds
+HOST_TIMEOUT = 7.0  #: seconds that another host may be silent, where nobody says otherwise (DDL_HOST_TIMEOUT)
+_IDLE = 2  # seconds without data, after which the other host is asked whether it is there
+_QUESTIONS = 100  # at most, in all the time that it may be silent; the kernel takes up to 127
 _IPV6_ADDR_PREFERENCES, _PREFER_PUBLIC = 72, 0x2  # linux/in6.h; the socket module lacks them
 _LAST_ACK = struct.Struct("=56xI")  # of linux/tcp.h's tcp_info: milliseconds since the last acknowledgement came
 
@@ -106,17 +112,18 @@ def _connected(address: str, port: int, timeout: float) -> socket.socket:
     return sock
 
 
-def notice_silence(sock: socket.socket) -> None:
-    """Let a TCP connection break when the other side's *host* has not answered for 7 seconds.
+def notice_silence(sock: socket.socket, seconds: float) -> None:
+    """Let a TCP connection break when the other side's *host* has not answered for so many seconds (4 or more).
 
     A process that is stopped, or slow, is answered for by its kernel. Data under way needs a timeout of its own, as
     keepalive rests meanwhile.
     """
+    pause = math.ceil((seconds - _IDLE) / _QUESTIONS)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _SILENCE - 2)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE * 1000)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, pause)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, math.ceil((seconds - _IDLE) / pause))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(seconds * 1000))
 
 
 def silent_for(sock: socket.socket) -> float:
@@ -129,6 +136,24 @@ def silent_for(sock: socket.socket) -> float:
         return float(_LAST_ACK.unpack(info)[0]) / 1000
     except (OSError, struct.error):  # closed, or no TCP
         return 0.0
+
+
+def fell_silent(seconds: float, host_timeout: float, host: str) -> str:
+    """Return how ``host`` was lost, from which nothing had come for so many seconds; "" if that does not explain it.
+
+    A host that is idle says something every two seconds.
+    """
+    if seconds < host_timeout - 0.5:
+        return ""
+    return f"nothing has come from {host} for {seconds:.0f} s: it is down, or the network to it"
+
+
+def apart_after(host_timeout: float) -> float:
+    """Return after how many seconds two hosts count as apart that do not hear each other.
+
+    A host that is gone for all is to be missed by the store before.
+    """
+    return host_timeout + 3
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -45,8 +45,10 @@ class Client:
         self.rank = rank
         self._sock, self._welcome, self.address = _join(role, (address, *others), secret, rank, timeout, encrypt)
         self.size = int(self._welcome["size"])
-        if self._welcome.get("elastic"):
-            notice_silence(self._sock)  # no agent of ddlrun ends a process that is cut off, which may have to go on
+        #: Seconds that a host of this job may be silent.
+        self.host_timeout = float(self._welcome["host_timeout"])
+        if self._welcome["watched"]:
+            notice_silence(self._sock, self.host_timeout)
         #: The address of this host on the network that leads to the store.
         self.local_host = str(self._sock.getsockname()[0])
         _close_after_fork(self)

@@ -26,8 +26,10 @@ def mismatch(said: Dict[int, str], seq: int, named: Callable[[Iterable[int]], st
     return f"{named([typical])} called {usual} but {named([odd])} called {said[odd]} as operation #{seq}"
 
 
-def divide(apart: Set[Tuple[int, int]], hosts: Dict[int, str], named: Callable[[Iterable[int]], str]) -> Dict[int, str]:
-    """Return the ranks to give up, and why, where the two of each pair in ``apart`` do not hear each other.
+def divide(
+    apart: Set[Tuple[int, int]], hosts: Dict[int, str], named: Callable[[Iterable[int]], str], seconds: float
+) -> Dict[int, str]:
+    """Return the ranks to give up, and why: each pair in ``apart`` has not heard each other for so many ``seconds``.
 
     These are all ranks of one of ``hosts`` (of each rank): that which does not hear the most others. A host whose
     network fails in one direction still reaches the store, and complains of everybody. Of two alike it is the smaller
@@ -42,8 +44,9 @@ def divide(apart: Set[Tuple[int, int]], hosts: Dict[int, str], named: Callable[[
     given_up = max(ranks, key=lambda host: (len(unheard[host]), -len(ranks[host]), ranks[host][0]))
     first = min(a for a, _ in apart if hosts[a] == given_up)
     reason = (
-        f"and {named(b for a, b in apart if a == first)} have not heard each other for 10 s, though both reach the "
-        "job's store; see whether the network between their hosts is broken, or a firewall is in the way (ddl doctor)"
+        f"and {named(b for a, b in apart if a == first)} have not heard each other for {seconds:g} s, though both "
+        "reach the job's store; see whether the network between their hosts is broken, or a firewall is in the way "
+        "(ddl doctor)"
     )
     mates = {rank: f"{named([first])} of its host {reason}" for rank in ranks[given_up]}
     return {first: f"it {reason}", **{rank: why for rank, why in mates.items() if rank != first}}

@@ -26,6 +26,7 @@ from typing import Callable, Deque, Dict, Iterable, Optional, Set, Tuple, Type
 
 from ddl import clock
 from ddl.errors import InvalidArgument
+from ddl.net.address import HOST_TIMEOUT, apart_after, fell_silent
 from ddl.net.auth import check_secret, encode_frame
 from ddl.store.membership.limits import ElasticLimits
 from ddl.store.membership.membership import Membership
@@ -54,6 +55,7 @@ class StoreServer(ServerConnections):
     for a launcher that forks before it has threads. ``close()`` is idempotent; it ends the thread and all
     connections. ``agents`` hosts may have an agent, whose messages go to ``from_agent``. One each, also after it has
     gone, but for hosts that ``readmit`` names. With ``encrypt`` nobody is let in who does not encrypt; else they may.
+    A host that has been silent for ``host_timeout`` seconds, or the network to it, is given up; all are told of that.
 
     With ``elastic`` ranks may come and go. ``witness``: this process is none of them, and votes, too. A successor of
     another store (``succeeds``) begins with the generation that there was, its own election, and whether something was
@@ -75,6 +77,7 @@ class StoreServer(ServerConnections):
         succeeds: Optional[Tuple[GenerationRecord, BallotNumber, bool]] = None,
         generation_formed: Callable[[Message], None] = lambda news: None,
         encrypt: bool = False,
+        host_timeout: float = HOST_TIMEOUT,
     ) -> None:
         if size < 1:
             raise InvalidArgument(f"a store for {size} ranks; a job has at least one")
@@ -87,7 +90,7 @@ class StoreServer(ServerConnections):
         self._told: Deque[Tuple[int, str]] = collections.deque()  # ranks whose processes have ended, by any thread
         self._ends: Dict[int, str] = {}  # how ranks' processes ended
         self._hosts: Dict[int, str] = {}  # of the ranks that have come, for people; any thread may read
-        self._verdict = JobVerdicts(size, self._host_id)
+        self._verdict = JobVerdicts(size, self._host_id, apart_after(host_timeout))
         self._pace = Pace(size)
         self._requests = Requests(size)
         self._membership: Optional[Membership] = None
@@ -101,7 +104,7 @@ class StoreServer(ServerConnections):
             self._pace.renumber(record.members)
         self._closing = threading.Lock()
         self._closed = False
-        super().__init__(check_secret(secret), host, port, encrypt)
+        super().__init__(check_secret(secret), host, port, encrypt, host_timeout)
         self._wake, self._waker = socket.socketpair()
         self._wake.setblocking(False)
         self._selector.register(self._wake, selectors.EVENT_READ, self._deliver_posts)
@@ -269,9 +272,12 @@ class StoreServer(ServerConnections):
     def _welcome_fields(self, claim: Claim) -> Message:
         membership = self._membership
         if membership is None:
-            return {"size": self._size}
+            # Of a host that has an agent, that one tells. It can wait for longer than TCP for a ddlrun that is stopped
+            # and reads nothing. Requests have one way only, and wait for a network to come back; the watch has more.
+            apart = self._everywhere and not self._agents
+            return {"size": self._size, "watched": claim.role == "agent" or (claim.role == "watch" and apart)}
         told = {"limits": dataclasses.asdict(membership.limits), "record": membership.record.message()}
-        return {"size": self._size, "elastic": {**told, "ballot": [*membership.ballot[:2], 0]}}
+        return {"size": self._size, "watched": True, "elastic": {**told, "ballot": [*membership.ballot[:2], 0]}}
 
     def _came(self, claim: Claim) -> None:
         if claim.role != "agent":
@@ -310,6 +316,7 @@ class StoreServer(ServerConnections):
         if claim.role == "store":
             self._requests.dropped(claim.rank)
         else:
+            reason = reason or fell_silent(silent, self._host_timeout, "its host")
             if self._verdict.is_present(claim.rank):  # it has not said goodbye
                 how = f"the process of rank {claim.rank} ended, as its connection closed without a goodbye,"
                 self._ends.setdefault(claim.rank, f"rank {claim.rank} was lost ({reason})" if reason else how)

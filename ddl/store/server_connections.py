@@ -33,7 +33,8 @@ HELLO_SECONDS = 5.0  #: a connection that knows the secret but has not said who 
 class ServerConnections(abc.ABC):
     """Listens at ``host`` and ``port``, and has one selector loop. What is to be decided is up to a subclass."""
 
-    def __init__(self, secret: bytes, host: str, port: int, encrypt: bool) -> None:
+    def __init__(self, secret: bytes, host: str, port: int, encrypt: bool, host_timeout: float) -> None:
+        self._host_timeout = host_timeout
         self._claims: Dict[Tuple[str, int], Claim] = {}
         self._nameless: Dict[Connection, None] = {}  # they have proved the secret but not said hello; by age
         self._shortage = Shortage("no rank can join the store")
@@ -53,7 +54,7 @@ class ServerConnections(abc.ABC):
 
     @abc.abstractmethod
     def _welcome_fields(self, claim: Claim) -> Message:
-        """Return what every owner of a claim is told."""
+        """Return what every owner of a claim is told; ``watched``: whether it breaks when the host is silent."""
 
     @abc.abstractmethod
     def _came(self, claim: Claim) -> None:
@@ -197,14 +198,11 @@ class ServerConnections(abc.ABC):
             return
         claim = self._claims[role, rank] = Claim(role, rank, str(message.get("host", "")))
         self._belongs(connection, claim)
-        welcome = self._welcome_fields(claim)
-        if role == "agent" or "elastic" in welcome:
-            notice_silence(connection.sock)
+        welcome = {**self._welcome_fields(claim), "host_timeout": self._host_timeout, "token": claim.token}
+        if welcome["watched"]:
+            notice_silence(connection.sock, self._host_timeout)
         everywhere = role != "store" and self._everywhere
-        self._send(
-            connection,
-            encode_frame({**welcome, "token": claim.token, "networks": networks() if everywhere else {}}),
-        )
+        self._send(connection, encode_frame({**welcome, "networks": networks() if everywhere else {}}))
         self._came(claim)
 
     def _join(self, connection: Connection, claim: Optional[Claim], message: Message) -> None:
@@ -216,7 +214,7 @@ class ServerConnections(abc.ABC):
         connection.heard = claim.session.got
         self._belongs(connection, claim)
         for way in claim.ways:
-            notice_silence(way.sock)  # or a network that is gone would not be missed
+            notice_silence(way.sock, self._host_timeout)  # or a network that is gone would not be missed
         self._send(connection, encode_frame({**self._welcome_fields(claim), "got": connection.heard}))
         for frame in lacking:  # each in a record of its own: the owner reads the welcome, and then waits for more
             self._send(connection, frame)

@@ -67,14 +67,16 @@ class _Goodbye:
 class JobVerdicts:
     """The verdicts of a job of ``size`` ranks. Events go in, messages to ranks come out. Used by one thread.
 
-    ``host_of`` tells two hosts of ranks apart.
+    ``host_of`` tells two hosts of ranks apart. ``apart_after``: seconds after which ranks say that they do not hear one
+    another.
 
     Messages of ranks have been authenticated but not checked: a malformed one raises ProtocolError and has no
     effect.
     """
 
-    def __init__(self, size: int, host_of: Callable[[int], str] = str) -> None:
+    def __init__(self, size: int, host_of: Callable[[int], str] = str, apart_after: float = 10.0) -> None:
         self._host_of = host_of
+        self._apart_after = apart_after
         self.first_failure: Optional[Message] = None  #: the job's first verdict; any thread may read it
         self._size = size
         self._present: Set[int] = set()
@@ -308,7 +310,8 @@ class JobVerdicts:
         refusal = self._refuse_deadlock(stuck) if stuck else []
         if refusal:
             return refusal
-        given_up = divide(probing.apart(), {rank: self._host_of(rank) for rank in probing.members}, self._names)
+        hosts = {rank: self._host_of(rank) for rank in probing.members}
+        given_up = divide(probing.apart(), hosts, self._names, self._apart_after)
         if given_up:
             (culprit, reason), *mates = given_up.items()
             out = self._fail(comm, "PeerLost", culprit, reason)

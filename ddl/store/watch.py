@@ -285,7 +285,7 @@ class WatchClient(Client):
                         raise ConnectionAbortedError("closed")
                     self._add(way)
                     for other in self._ways.values():
-                        notice_silence(other.sock)  # or a network that is gone would not be missed
+                        notice_silence(other.sock, self.host_timeout)  # or a network that is gone would not be missed
         except BaseException:
             sock.close()
             raise
@@ -308,7 +308,6 @@ class HostAgentClient(WatchClient):
         others: Sequence[str] = (),
     ) -> None:
         super().__init__(address, secret, host, timeout, "agent", encrypt=encrypt, others=others)
-        notice_silence(self._sock)  # ddlrun may be stopped (Ctrl-Z) for as long as it likes, its host may not be gone
 
 
 def _write_to_all(ways: Mapping[int, _SocketWay], frame: bytes) -> Dict[_SocketWay, OSError]:

@@ -10,7 +10,7 @@ from ddl.records.dump import JobEnd
 from ddl.store.explanation import divide
 from ddl.text.rank_names import FEW, name_ranks
 
-WORDS = divide({(1, 2), (2, 1)}, {0: "a", 1: "a", 2: "b", 3: "c"}, name_ranks)[2]
+WORDS = divide({(1, 2), (2, 1)}, {0: "a", 1: "a", 2: "b", 3: "c"}, name_ranks, 10)[2]
 
 
 def test_of_the_ranks_that_were_told() -> None:
@@ -27,7 +27,7 @@ def test_of_the_ranks_that_were_told() -> None:
 def test_of_a_rank_that_many_do_not_hear() -> None:
     others = {0, 2, *range(4, 40, 2)}
     apart = {pair for other in others for pair in ((1, other), (other, 1))}
-    words = divide(apart, {rank: str(rank) for rank in range(40)}, lambda ranks: name_ranks(sorted(ranks), FEW))[1]
+    words = divide(apart, {rank: str(rank) for rank in range(40)}, lambda ranks: name_ranks(sorted(ranks), FEW), 10)[1]
     assert "and 14 more have not heard" in words
     found = blame([], JobEnd(40, {"kind": "PeerLost", "culprit": 1, "reason": words}, 1))
     assert "rank 1 and ranks 0, 2, 4, 6, 8, 10 and 14 more have not heard" in only(found, "hosts apart", 1).sentence

@@ -102,6 +102,7 @@ def test_every_setting_is_read() -> None:
     environ = {
         "DDL_TIMEOUT": "1.5",
         "DDL_START_TIMEOUT": "7",
+        "DDL_HOST_TIMEOUT": "8",
         "DDL_ALGORITHM": "ring",
         "DDL_DETERMINISTIC": "1",
         "DDL_DIMENSIONS": "4x2",
@@ -135,7 +136,7 @@ def test_every_setting_is_read() -> None:
         "DDL_TENSORFLOW_OP": "0",
     }
     assert {field.metadata["variable"] for field in dataclasses.fields(Settings)} == set(environ)
-    first = (1.5, 7.0, "ring", True, True, "4x2", "/shared", "b", False, 2 << 30, 64 << 10, "libfake.so")
+    first = (1.5, 7.0, 8.0, "ring", True, True, "4x2", "/shared", "b", False, 2 << 30, 64 << 10, "libfake.so")
     expected = Settings(
         *(*first, "stream", True, 7, "debug"),
         "10.0.0.1",
@@ -179,6 +180,7 @@ def test_the_sources_name_no_other_variable() -> None:
 BAD: Dict[str, str] = {
     "DDL_TIMEOUT": "0 -1 nan inf x",
     "DDL_START_TIMEOUT": "0 soon",
+    "DDL_HOST_TIMEOUT": "0 3.9 3601 nan never",
     "DDL_DETERMINISTIC": "yes 2",
     "DDL_READ_FROM": "-2 a 1.5",
     "DDL_DIMENSIONS": "x 4x 0x2 4X2 4x-2",

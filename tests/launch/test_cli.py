@@ -40,10 +40,10 @@ def test_the_number_of_ranks_has_many_spellings(number: List[str]) -> None:
 @pytest.mark.parametrize("dashes", ["-", "--"])
 def test_all_options(dashes: str) -> None:
     options = "verbose,timeout=2.5,start-timeout=7,env=A=b=c,env=HERE,output-dir=out,no-prefix,rebalance".split(",")
-    options += ["encrypt", "checksum"]
+    options += ["encrypt", "checksum", "host-timeout=30"]
     config = parsed(*(dashes + option for option in options), "-np", "1", "true")
-    variables = {"A": "b=c", "HERE": "value", "DDL_TIMEOUT": "2.5", "DDL_START_TIMEOUT": "7", "DDL_REBALANCE": "1"}
-    assert dict(config.environ) == {**variables, "DDL_ENCRYPT": "1", "DDL_CHECKSUM": "1"}
+    variables = {"A": "b=c", "HERE": "value", "DDL_TIMEOUT": "2.5", "DDL_START_TIMEOUT": "7", "DDL_HOST_TIMEOUT": "30"}
+    assert dict(config.environ) == {**variables, "DDL_REBALANCE": "1", "DDL_ENCRYPT": "1", "DDL_CHECKSUM": "1"}
     assert (config.verbose, config.prefix, config.output_dir) == (True, False, "out")
 
 

@@ -11,7 +11,7 @@ import pytest
 from ipv6 import needs_ipv6
 
 from ddl.net import address
-from ddl.net.address import EVERYWHERE, connect, family_of, listen, resolve
+from ddl.net.address import EVERYWHERE, connect, family_of, fell_silent, listen, notice_silence, resolve
 from ddl.net.auth import name_of
 
 HERE = ["127.0.0.1", "::1"]
@@ -108,3 +108,24 @@ def test_a_host_whose_kernel_has_no_ipv6(monkeypatch: pytest.MonkeyPatch) -> Non
         answered.start()
         connect("127.0.0.1", listener.getsockname()[1], 100.0).close()
         answered.join()
+
+
+@pytest.mark.parametrize("seconds", [4, 4.5, 7, 100, 102, 103, 1000, 3600])
+def test_a_host_may_be_silent_for_so_long(seconds: float) -> None:
+    """Whether nothing is under way, and the kernel asks, or something, and it sends that again."""
+    with socket.socket() as sock:
+        notice_silence(sock, seconds)
+
+        def option(name: int) -> int:
+            return sock.getsockopt(socket.IPPROTO_TCP, name)
+
+        count = option(socket.TCP_KEEPCNT)  # the kernel takes no more than 127
+        asked = option(socket.TCP_KEEPIDLE) + option(socket.TCP_KEEPINTVL) * count
+        assert seconds <= asked <= 1.1 * seconds + 1
+        assert option(socket.TCP_USER_TIMEOUT) == 1000 * seconds
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+
+
+def test_a_host_that_answers_every_two_seconds_is_not_silent() -> None:
+    assert fell_silent(2.3, 4, "its host") == fell_silent(6.4, 7, "its host") == ""
+    assert fell_silent(8.7, 7, "its host") == "nothing has come from its host for 9 s: it is down, or the network to it"

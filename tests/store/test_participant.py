@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from store.members import kinds, voter
 
+from ddl.net.address import HOST_TIMEOUT
 from ddl.store.membership.acceptor import VoteCell
-from ddl.store.membership.election import CUT_OFF
+from ddl.store.membership.election import cut_off_after
 from ddl.store.membership.participant import SELF, Participant
 from ddl.store.membership.records import FIRST_BALLOT, GenerationRecord, first_record
 from ddl.store.messages import Message
@@ -55,7 +56,7 @@ def test_a_member_is_cut_off_if_others_still_have_the_store() -> None:
 
 def test_a_process_that_was_stopped_cuts_nobody_off() -> None:
     """It answers before it has looked whether its connection to the store has ended."""
-    assert not is_cut_off(from_second=CUT_OFF, times=1)
+    assert not is_cut_off(from_second=cut_off_after(HOST_TIMEOUT), times=1)
 
 
 def test_a_late_candidate_of_many_is_cut_off_too() -> None:

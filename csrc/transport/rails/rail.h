@@ -67,7 +67,7 @@ class Rail {
   bool look_after();
   bool suspect() const { return suspect_; }
   // Whether nothing gets through any more. See Endpoint::silent.
-  bool silent() const { return ended() || mute_ || endpoint_->silent(); }
+  bool silent(Nanoseconds limit) const { return ended() || mute_ || endpoint_->silent(limit); }
   // Whether it has begun or ceased to work since the last call, for good: a peer that leaves ends all of its rails,
   // one after the other.
   bool changed(Nanoseconds now);

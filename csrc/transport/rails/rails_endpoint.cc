@@ -24,8 +24,8 @@ bool RailsEndpoint::open() const {
   return std::any_of(rails_.begin(), rails_.end(), [](const auto& rail) { return !rail->ended(); });
 }
 
-bool RailsEndpoint::silent() const {
-  return open() && std::all_of(rails_.begin(), rails_.end(), [](const auto& rail) { return rail->silent(); });
+bool RailsEndpoint::silent(Nanoseconds limit) const {
+  return open() && std::all_of(rails_.begin(), rails_.end(), [limit](const auto& rail) { return rail->silent(limit); });
 }
 
 bool RailsEndpoint::all_ended() const { return rails_.size() >= expected_ && !open(); }

@@ -39,7 +39,7 @@ class RailsEndpoint final : public Rails {
   // `writing` has no effect: this endpoint holds what is to be written.
   void poll_fds(Polled* fds, bool reading, bool writing) const override;
   bool open() const override;
-  bool silent() const override;
+  bool silent(Nanoseconds limit) const override;
   // Whether the peer's kernel has all. If this side closes while it has unread bytes, its kernel drops what it has
   // not sent.
   bool finished() override;

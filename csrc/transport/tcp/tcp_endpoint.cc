@@ -73,12 +73,12 @@ Acknowledgement TcpEndpoint::acknowledgement() const {
   return info.tcpi_unacked == 0 ? Acknowledgement::kComplete : Acknowledgement::kPending;
 }
 
-bool TcpEndpoint::silent() const {
+bool TcpEndpoint::silent(Nanoseconds limit) const {
   tcp_info info{};
   if (!ask(fd_.get(), &info)) return false;
   // Not after an idle hour: the kernel has sent the same again and again since the last acknowledgement.
   return info.tcpi_unacked > 0 && info.tcpi_retransmits >= kTried &&
-         info.tcpi_last_ack_recv >= kSilence / kMillisecond;
+         info.tcpi_last_ack_recv >= limit / kMillisecond;
 }
 
 }  // namespace ddl

@@ -20,7 +20,7 @@ class TcpEndpoint : public MeasuredEndpoint {
   double rate() const override { return backlog_.rate(); }
   size_t queued() const override;
   Acknowledgement acknowledgement() const override;
-  bool silent() const override;
+  bool silent(Nanoseconds limit) const override;
 
  protected:
   int peer() const { return peer_; }

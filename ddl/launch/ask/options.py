@@ -98,6 +98,13 @@ _HOSTS: Tuple[_Option, ...] = (
             "help": "interfaces for data on every host, as eth1 or 10.1.0.0/16; without: all networks that join hosts",
         },
     ),
+    (
+        ("--host-timeout",),
+        {
+            "metavar": "SECONDS",
+            "help": "give up a host, or the network to it, after so long a silence; without: 7 (sets DDL_HOST_TIMEOUT)",
+        },
+    ),
     (("-p", "--ssh-port"), {"metavar": "PORT", "help": "ssh: the port of the other hosts"}),
     (("-i", "--ssh-identity-file"), {"metavar": "FILE", "help": "ssh: the key to use"}),
     (

@@ -82,7 +82,7 @@ class ElasticClusterCourse:
             self._job.placement.size,
             self._options,
             self._course.post,
-            encrypt=self._job.config.settings.encrypt,
+            settings=self._job.config.settings,
             host=EVERYWHERE,
             port=0 if agents.entrance is None else agents.entrance.port,
             agents=MOST_HOSTS if agents.entrance is None else len(agents.hosts),

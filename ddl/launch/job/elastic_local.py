@@ -41,7 +41,7 @@ class ElasticLocalCourse:
 
     def make_store(self, secret: bytes) -> StoreServer:
         config = self._job.config
-        return elastic_store(secret, config.num_proc, self._options, self._course.post, encrypt=config.settings.encrypt)
+        return elastic_store(secret, config.num_proc, self._options, self._course.post, settings=config.settings)
 
     def first_ranks(self, store: str, secret: bytes) -> List[Identity]:
         self._store, self._secret = store, secret

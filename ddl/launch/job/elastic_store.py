@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Callable
 
+from ddl.bootstrap.environ import Settings
 from ddl.launch.ask.elastic_options import ElasticOptions
 from ddl.launch.job.elastic_events import RanksFormed
 from ddl.store.membership.limits import ElasticLimits
@@ -28,7 +29,7 @@ def elastic_store(
     options: ElasticOptions,
     formed: Callable[[RanksFormed], None],
     *,
-    encrypt: bool,
+    settings: Settings,
     host: str = "127.0.0.1",
     port: int = 0,
     agents: int = 0,
@@ -49,7 +50,8 @@ def elastic_store(
         from_agent=from_agent,
         elastic=ElasticLimits(min_size=options.min_np, patience=options.timeout + _LONGER_THAN_DDLRUN),
         generation_formed=told,
-        encrypt=encrypt,
+        encrypt=settings.encrypt,
+        host_timeout=settings.host_timeout,
     )
 
 

@@ -42,6 +42,7 @@ class FixedClusterCourse:
             agents=len(agents.hosts),
             from_agent=agents.from_agent,
             encrypt=self._job.config.settings.encrypt,
+            host_timeout=self._job.config.settings.host_timeout,
         )
 
     def gathered(self) -> None:

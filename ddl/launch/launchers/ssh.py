@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import shutil
@@ -14,32 +15,38 @@ from ddl.launch.ask.config import RunConfig
 from ddl.launch.ask.hosts import Host, bare_name
 from ddl.launch.ask.placement import Placement
 from ddl.launch.launchers import Start
+from ddl.net.address import HOST_TIMEOUT
 from ddl.net.interfaces import is_local
 
 __all__ = ["SshLauncher"]
 
-_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5")
+_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
+_ALIVE = 5  # seconds between two questions of ssh whether the other host is there
 _SSH_FAILED, _NOT_FOUND = 255, 127  # the status of ssh itself, and of a shell
 
 
 @dataclass(frozen=True)
 class SshLauncher:
-    """``options``: more arguments for ssh."""
+    """``options``: more arguments for ssh. ``host_timeout``: seconds that a host may be silent."""
 
     options: Tuple[str, ...] = ()
+    host_timeout: float = HOST_TIMEOUT
     name: ClassVar[str] = "ssh"
     takes: ClassVar[Tuple[str, ...]] = ("--ssh-port", "--ssh-identity-file", "--host-discovery-script")
     one_by_one: ClassVar[bool] = True
 
     @classmethod
     def of(cls, config: RunConfig) -> SshLauncher:
-        return cls(config.ssh_options)
+        return cls(config.ssh_options, config.settings.host_timeout)
 
     @staticmethod
     def allocated(environ: Mapping[str, str]) -> Optional[Tuple[Host, ...]]:
         return None
 
     def starts(self, placement: Placement, environ: Mapping[str, str]) -> List[Start]:
+        # An agent that is not heard is for the store to give up, so ssh is to be more patient.
+        count = math.ceil(self.host_timeout / _ALIVE) + 1
+        patient = ("-o", f"ServerAliveInterval={_ALIVE}", "-o", f"ServerAliveCountMax={count}")
         result = []
         for number, host in enumerate(placement.hosts):
             if is_local(bare_name(host)):
@@ -47,7 +54,7 @@ class SshLauncher:
                 result.append(Start((number,), here, number, True, host))
                 continue
             reached = (*self.options, host.strip("[]"))
-            command = (_ssh(environ), *_OPTIONS, *reached, _remote_command(environ))
+            command = (_ssh(environ), *_OPTIONS, *patient, *reached, _remote_command(environ))
             remedies = {
                 _SSH_FAILED: f"`{shlex.join(['ssh', *reached, 'true'])}` must work here without a question",
                 _NOT_FOUND: f"{sys.executable} must be on that host, too",

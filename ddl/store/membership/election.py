@@ -19,24 +19,36 @@ from ddl.store.membership.acceptor import Acceptor
 from ddl.store.membership.records import Accepted, BallotNumber, ballot_of, is_quorum, record_of
 from ddl.store.messages import Message, Outgoing, text
 
-__all__ = ["CANDIDATE_STEP", "CUT_OFF", "ELECTION_GRACE", "Election"]
+__all__ = ["CANDIDATE_STEP", "ELECTION_GRACE", "Election", "cut_off_after"]
 
 CANDIDATE_STEP = 0.05  #: seconds by which a member becomes a candidate later than the member before it
 ELECTION_GRACE = 0.5  #: seconds that a candidate has to be elected, and to tell
-#: Seconds after which a member is cut off whose store is gone, but not that of the others. They may not know yet that
-#: its host is off: silence counts after 7 s (address.py), and may have begun for this member before it did for them.
-CUT_OFF = 9.0
+
+
+def cut_off_after(host_timeout: float) -> float:
+    """Return the seconds after which a member is cut off whose store is gone, but not that of the others.
+
+    They may not know yet that the store's host is off: its silence may have begun for this member before it did for
+    them.
+    """
+    return host_timeout + 2
 
 
 class Election:
     """What member ``incarnation`` does from the loss of the store until there is another. Used by one thread.
 
     ``acceptors``: its own, and those of the dead for whom it votes. ``store`` is the ballot of the store that is gone.
-    ``first``: when the first member may become a candidate.
+    ``first``: when the first member may become a candidate. ``cut_off``: seconds after which this one is cut off.
     """
 
     def __init__(
-        self, incarnation: int, acceptors: Dict[int, Acceptor], store: BallotNumber, now: float, first: float
+        self,
+        incarnation: int,
+        acceptors: Dict[int, Acceptor],
+        store: BallotNumber,
+        now: float,
+        first: float,
+        cut_off: float,
     ) -> None:
         self.won: Optional[BallotNumber] = None
         self.interrupted = False  #: a voter has accepted a record that may not be decided
@@ -44,7 +56,7 @@ class Election:
         self._incarnation = incarnation
         self._acceptors = acceptors
         self._store = store
-        self._began = now
+        self._cut_off_at = now + cut_off
         #: When a member first (without a pause since) and last said that it still has the store.
         self._others_had_it: Optional[Tuple[float, float]] = None
         self._ballot: Optional[BallotNumber] = None  # while this member is a candidate
@@ -60,7 +72,7 @@ class Election:
         """It is this member's turn to be a candidate, or to try again."""
         if self.won is not None or self.cut_off or now < self._next:
             return []
-        if now - self._began >= CUT_OFF and self._others_have_it(now):
+        if now >= self._cut_off_at and self._others_have_it(now):
             self.cut_off = True
             return []
         own = self._acceptors[self._incarnation]

@@ -26,8 +26,9 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional
 
 from ddl.errors import ProtocolError
+from ddl.net.address import HOST_TIMEOUT
 from ddl.store.membership.acceptor import Acceptor, VoteCell
-from ddl.store.membership.election import CUT_OFF, ELECTION_GRACE, Election
+from ddl.store.membership.election import ELECTION_GRACE, Election, cut_off_after
 from ddl.store.membership.member_stop import MemberStop
 from ddl.store.membership.records import FIRST_BALLOT, BallotNumber, GenerationRecord, ballot_of, record_of
 from ddl.store.messages import Message, Outgoing, integer, text
@@ -44,7 +45,8 @@ class Participant:
     """What member ``incarnation`` on ``host`` knows and says. Used by one thread at a time.
 
     ``cell`` has the generation that the job began with, or for a newcomer (``newcomer``) what it was told of it.
-    ``patience``: seconds that it waits for a new store, and for what is decided. ``store``: the one it connects to.
+    ``patience``: seconds that it waits for a new store, and for what is decided. ``host_timeout``: seconds that a host
+    may be silent. ``store``: the one it connects to.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Participant:
         *,
         newcomer: bool = False,
         patience: float = 600.0,
+        host_timeout: float = HOST_TIMEOUT,
         store: BallotNumber = FIRST_BALLOT,
     ) -> None:
         self.incarnation = incarnation
@@ -67,6 +70,7 @@ class Participant:
         self._acceptors = {incarnation: self._own}  # and those of the dead for whom it votes
         self.newcomer = newcomer  #: it is in no generation yet
         self._patience = patience
+        self._cut_off = cut_off_after(host_timeout)  # seconds
         self.last_store = store  #: the election of the store that it follows
         self._address = ""  # of the store
         self._told = -1 if newcomer else cell.record.generation  # the last generation that SELF was told of
@@ -123,7 +127,7 @@ class Participant:
         self._until = self._until or now + self._patience
         # Perhaps it is the store before that has ended, while this member connects to the next one.
         first = now + ELECTION_GRACE if self._following else now
-        self._election = Election(self.incarnation, self._acceptors, self.last_store, now, first)
+        self._election = Election(self.incarnation, self._acceptors, self.last_store, now, first, self._cut_off)
         self._following = False
         return self.tick(now)
 
@@ -149,7 +153,7 @@ class Participant:
         """Whether this member has not reached the store that others have: it may have been stopped, and be back."""
         if self._election is None or self._until is None or self._reached or self._connecting:
             return False
-        return ballot[:2] == self.last_store[:2] and now - (self._until - self._patience) < 2 * CUT_OFF
+        return ballot[:2] == self.last_store[:2] and now - (self._until - self._patience) < 2 * self._cut_off
 
     def _follow(self, ballot: BallotNumber, address: str) -> Outgoing:
         self.last_store, self._address, self.store, self._election = ballot, address, None, None
