@@ -25,7 +25,8 @@ bool RailsEndpoint::open() const {
 }
 
 bool RailsEndpoint::silent(Nanoseconds limit) const {
-  return open() && std::all_of(rails_.begin(), rails_.end(), [limit](const auto& rail) { return rail->silent(limit); });
+  return open() &&
+         std::all_of(rails_.begin(), rails_.end(), [limit](const auto& rail) { return rail->silent(limit); });
 }
 
 bool RailsEndpoint::all_ended() const { return rails_.size() >= expected_ && !open(); }

@@ -77,8 +77,7 @@ bool TcpEndpoint::silent(Nanoseconds limit) const {
   tcp_info info{};
   if (!ask(fd_.get(), &info)) return false;
   // Not after an idle hour: the kernel has sent the same again and again since the last acknowledgement.
-  return info.tcpi_unacked > 0 && info.tcpi_retransmits >= kTried &&
-         info.tcpi_last_ack_recv >= limit / kMillisecond;
+  return info.tcpi_unacked > 0 && info.tcpi_retransmits >= kTried && info.tcpi_last_ack_recv >= limit / kMillisecond;
 }
 
 }  // namespace ddl
