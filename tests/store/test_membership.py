@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import List, Tuple
+
 from store.members import ELECTED, answered, here, kinds, two_members, voter
 
 from ddl.store.membership.limits import ElasticLimits, Phase
@@ -218,3 +220,50 @@ def test_who_is_left_out_is_told_when_what_is_under_way_is_decided() -> None:
         out += store.received(3, {"type": "accepted", "voter": member, "generation": 3, "ballot": ballot}, 0.0)
     assert store.record.members == (3,)
     assert [(to, message["type"]) for to, message in out] == [(3, "commit"), (2, "left_out")]
+
+
+def stopping(size: int) -> Tuple[Membership, List[int]]:
+    """Return a store whose members are to stop for a newcomer, once they have all been told where, and the plan."""
+    record = first_record(size, witness=True)
+    store = Membership(record, ElasticLimits(script_patience=10.0))
+    for number in (*record.members, size):
+        store.received(number, here(record, newcomer=number == size), 0.0)
+    (_, asked), *_ = store.received(size, {"type": "caught_up"}, 0.0)
+    assert asked["type"] == "where"
+    for member in record.members:
+        told = store.received(member, {"type": "at", "plan": asked["plan"], "step": 4}, 1.0)
+    assert kinds(told) == ["stop_at"] * size and store.phase is Phase.STOPPING
+    return store, asked["plan"]
+
+
+def test_members_in_a_long_step_are_not_given_up_for_a_newcomer() -> None:
+    """One of them writes a checkpoint for minutes, and the others wait for it in an operation that has more time."""
+    store, plan = stopping(3)
+    for second in range(2, 100):
+        assert store.tick(float(second)) == [] and store.blamed == []
+    for member in range(3):
+        out = store.received(member, {"type": "stopped", "plan": plan, "step": 5}, 100.0)
+    assert "prepare" in kinds(out)
+
+
+def test_a_member_that_keeps_others_from_a_planned_change_is_given_up() -> None:
+    """They have ended all operations of the step, and so has it."""
+    store, plan = stopping(3)
+    for member in (0, 2):
+        assert store.received(member, {"type": "stopped", "plan": plan, "step": 5}, 8.0) == []
+    store.tick(10.9)
+    assert store.blamed == []
+    store.tick(11.1)
+    assert store.blamed == [(1, "its program has not come to the change of ranks for 10 s")]
+
+
+def test_a_member_that_does_not_say_where_it_is_is_given_up() -> None:
+    """The others wait before their next step."""
+    record = first_record(2, witness=True)
+    store = Membership(record, ElasticLimits(script_patience=10.0))
+    for number in range(3):
+        store.received(number, here(record, newcomer=number == 2), 0.0)
+    (_, asked), *_ = store.received(2, {"type": "caught_up"}, 0.0)
+    store.received(0, {"type": "at", "plan": asked["plan"], "step": 4}, 1.0)
+    store.tick(10.1)
+    assert [number for number, _ in store.blamed] == [1]

@@ -48,7 +48,11 @@ def elastic_store(
         start=False,
         agents=agents,
         from_agent=from_agent,
-        elastic=ElasticLimits(min_size=options.min_np, patience=options.timeout + _LONGER_THAN_DDLRUN),
+        elastic=ElasticLimits(
+            min_size=options.min_np,
+            patience=options.timeout + _LONGER_THAN_DDLRUN,
+            script_patience=settings.timeout,
+        ),
         generation_formed=told,
         encrypt=settings.encrypt,
         host_timeout=settings.host_timeout,

@@ -14,7 +14,7 @@ class ElasticLimits:
 
     min_size: int = 1
     patience: float = 600.0  #: seconds for a quorum, or for ranks if there are fewer than ``min_size``
-    script_patience: float = 300.0  #: seconds that a script may take to come to a change
+    script_patience: float = 300.0  #: seconds that a script may take to come to a change: DDL_TIMEOUT
     answer_patience: float = 1.0  #: seconds for an agent's answer once there is to be a change
 
 

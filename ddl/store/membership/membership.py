@@ -371,7 +371,9 @@ class Membership:
             )
         if self.phase is Phase.DECIDING and self._voting.decision is not None:
             return self._end(self._voting.no_majority(self._voting.decision.unanswered, limits.patience))
-        late = self._stop.missing if self._stop is not None else []
+        late = self._stop.late if self._stop is not None else []
+        if self._stop is not None and not late:
+            self._deadlines.phase = now + limits.script_patience
         if self.phase is Phase.INSTALLING:
             late = [member for member in self.record.members if member not in self._installed]
         out: Outgoing = []

@@ -23,6 +23,7 @@ class PlannedStop:
         self.step: Optional[int] = None  #: after so many finished steps all stop
         self._finished: Dict[int, int] = {}
         self._waiting_for = dict.fromkeys(members)
+        self._count = len(members)
 
     def begin(self) -> Outgoing:
         """Return the questions."""
@@ -32,6 +33,17 @@ class PlannedStop:
     def missing(self) -> List[int]:
         """Members that owe an answer: at which step they are, or, once that is known of all, that they have stopped."""
         return [m for m in self._waiting_for if self.step is not None or m not in self._finished]
+
+    @property
+    def late(self) -> List[int]:
+        """Members that others wait for: those that owe an answer, but once all are told where to stop not all of them.
+
+        As long as nobody has stopped, they are in that step, which may take its time: an operation in it has a deadline
+        of its own, by which it is known who is late. Who has stopped has ended all operations of the step, so those
+        that have not are no longer in any.
+        """
+        missing = self.missing
+        return missing if self.step is None or len(missing) < self._count else []
 
     @property
     def complete(self) -> bool:
