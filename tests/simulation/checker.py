@@ -21,6 +21,7 @@ __all__ = ["Checker", "Violation", "are_quorum"]
 
 _UNASKED = 1.5  # seconds of an elected store in which it may not know who is there
 
+_DIVIDES = 5.0  # seconds in which a store that hears two hosts gives up one of them, if these do not hear each other
 _DECIDES = 3.0  # seconds in which a store with a quorum decides
 
 _Cell = Tuple[GenerationRecord, BallotNumber, Optional[Accepted]]
@@ -55,6 +56,7 @@ class Checker:
         self._gaps: Set[int] = set()  # who was blamed through no fault of the machines; see ``blamed``
         self._gone: Dict[int, int] = {}  # incarnation -> the generation that left it out
         self._deciding: Dict[str, Tuple[object, float]] = {}  # by store: what it decides with a quorum, and since when
+        self._divided: Dict[Tuple[int, int], Tuple[object, float]] = {}  # by hosts: who should give up one, since when
         self._values: Dict[GenerationRecord, List[Any]] = {}
         self._states: Dict[Tuple[GenerationRecord, int], Tuple[int, str]] = {}
         self._verdicts: Dict[Tuple[str, int], Message] = {}
@@ -155,6 +157,30 @@ class Checker:
             elif since > _DECIDES and store.process.resumes_at <= self._world.now:
                 self.fail("5 every wait ends", f"{store.address} waits for {asked.silent}")
 
+        self._look_at_hosts()
+
+    def _look_at_hosts(self) -> None:
+        """Two hosts that do not hear each other, though the store hears all, have no part in one generation for long.
+
+        Who is stopped answers nothing meanwhile, and the store gives it up for that.
+        """
+        world, store = self._world, self._world.store()
+        members = [world.ranks[member] for member in self.latest.members]
+        hosts = {member.host for member in members}
+        divided = [pair for pair in world.network.apart() if store is not None and hosts.issuperset(pair)]
+        before, self._divided = self._divided, {}
+        for pair in divided:
+            assert store is not None
+            concerned = [store.process, *members]
+            disturbed = any(not each.alive or each.resumes_at > world.now for each in concerned)
+            disturbed |= any(world.network.is_cut(host, store.process.host) for host in hosts)
+            what, since = before.get(pair, (None, 0.0))
+            if disturbed or what != (store, self.latest):
+                since = world.now
+            self._divided[pair] = (store, self.latest), since
+            if world.now - since > _DIVIDES:
+                self.fail("5 every wait ends", f"hosts {pair} do not hear each other, and train in {self.latest}")
+
     # --- stores ---
 
     def elected(self, store: SimStore) -> None:
@@ -238,6 +264,8 @@ class Checker:
         culprit = self._world.ranks.get(failure["culprit"])
         if culprit is not None and culprit.leaves and self._world.is_quiet and failure["reason"] == "connection reset":
             self.fail("4 blame", f"{culprit.name} has said goodbye, and {rank.name} hears {failure['reason']}")
+        if "have not heard each other" in failure["reason"]:
+            self._world.counts["hosts did not hear each other"] += 1
         if failure["comm"] >= 0 and self._verdicts.setdefault(key, failure) != failure:
             self.fail("4 blame", f"{rank.name} hears {failure}, and another rank {self._verdicts[key]}")
 

@@ -37,6 +37,7 @@ class Schedule:
     min_size: int = 1
     patience: float = 30.0
     script_patience: float = 10.0
+    deadline: float = 4.0  #: of an operation
     faults: Tuple[Fault, ...] = ()
     faulty_until: float = 15.0  #: from then on, in the liveness mode, a core is healed
 
@@ -75,7 +76,9 @@ def draw(seed: int, only: Optional[Mapping[str, int]] = None) -> Schedule:
     chance = Chance(seed)
     kinds = [kind for kind, weight in (only or FAULT_KINDS).items() for _ in range(weight)]
     shape = _SHAPES[chance.integer(len(_SHAPES), "shape")]
-    until = chance.between(4.0, 14.0, "until")
+    # Hosts that do not hear each other find out after ten seconds, if no operation has run out of time before.
+    patient = chance.at("deadline") < 0.2
+    until = chance.between(4.0, 14.0, "until") + (16.0 if patient else 0.0)
     count = 1 + chance.integer(9, "how many")
     bursts = [chance.between(0.2, until, f"burst {place}") for place in range(1 + count // 3)]
     faults: List[Fault] = []
@@ -85,22 +88,25 @@ def draw(seed: int, only: Optional[Mapping[str, int]] = None) -> Schedule:
         burst = bursts[chance.integer(len(bursts), f"which {place}")]
         near = chance.at(f"near {place}") < 0.6
         at = burst + chance.between(0.0, 0.6, f"at {place}") if near else chance.between(0.1, until, f"at {place}")
-        faults.append(_fault(chance, place, kind, round(at, 4)))
+        faults.append(_fault(chance, place, kind, round(at, 4), patient))
     return Schedule(
         seed,
         shape,
         witness=chance.at("witness") < 0.7,
         min_size=1 if chance.at("min size") < 0.8 else 2,
         patience=15.0 if chance.at("patience") < 0.15 else 40.0,
+        deadline=60.0 if patient else 4.0,
         faults=tuple(sorted(faults, key=lambda fault: fault.at)),
         faulty_until=round(until + 1.0, 4),
     )
 
 
-def _fault(chance: Chance, place: int, kind: str, at: float) -> Fault:
+def _fault(chance: Chance, place: int, kind: str, at: float, patient: bool) -> Fault:
     who, other = chance.integer(6, f"who {place}"), chance.integer(6, f"other {place}")
     length = chance.at(f"seconds {place}")
     seconds = 0.01 * 3000**length  # 10 ms to 30 s
+    if patient and kind in ("partition", "one_way"):
+        seconds = 8.0 + 22.0 * length
     message, count = "", 1
     if kind.endswith("at_send"):
         names: Tuple[str, ...] = STORE_SENDS if kind == "store_crash_at_send" else (*RANK_SENDS, *STORE_SENDS)

@@ -111,7 +111,7 @@ def what_was_accepted_is_forgotten() -> Iterator[None]:
         yield
 
 
-@_mutant(store_crash=4, pause=4, crash=2, pause_at_send=2)
+@_mutant(first=600, store_crash=4, pause=4, crash=2, pause_at_send=2)
 def an_old_epoch_is_accepted() -> Iterator[None]:
     """A voter answers a store that has been succeeded as it answers its successor."""
 
@@ -203,6 +203,20 @@ def the_stop_is_a_step_early() -> Iterator[None]:
         return out
 
     with mock.patch.object(planned_stop.PlannedStop, "answered", early):
+        yield
+
+
+@_mutant(first=1100, one_way=3, partition=3, join=1)
+def hosts_that_do_not_hear_each_other_stay() -> Iterator[None]:
+    """Both reach the store, which hears of it."""
+    with mock.patch.object(verdict, "divide", lambda *_: {}):
+        yield
+
+
+@_mutant(first=2000)
+def all_in_a_long_step_are_late() -> Iterator[None]:
+    """Nobody has stopped for a change yet, since one of them takes long."""
+    with mock.patch.object(planned_stop.PlannedStop, "late", planned_stop.PlannedStop.missing):
         yield
 
 
@@ -299,7 +313,7 @@ def newcomers_come_first() -> Iterator[None]:
         yield
 
 
-@_mutant(store_crash=3, store_crash_at_send=3, crash=2, join=1)
+@_mutant(first=100, store_crash=3, store_crash_at_send=3, crash=2, join=1)
 def an_elected_store_asks_nobody_to_come() -> Iterator[None]:
     """What the last store had begun is left as it is."""
 

@@ -3,6 +3,7 @@
 Within a connection messages come in order, and none is lost unless the connection is. A reset breaks it on both sides,
 and each side notices at its own time. A process that ends closes its connections. A host that is off, or behind a
 partition, closes nothing: what is sent waits, and both sides give up after the keep-alive time, each on its own.
+(Connections for data, which are not here, nobody gives up: collective.py.)
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple
 
+from ddl.net.address import HOST_TIMEOUT, apart_after
+
 if TYPE_CHECKING:
     from tests.simulation.process import SimProcess
     from tests.simulation.world import World
 
-__all__ = ["KEEP_ALIVE", "End", "Network"]
+__all__ = ["APART", "KEEP_ALIVE", "End", "Network"]
 
-KEEP_ALIVE = 7.0  #: seconds of silence after which a connection is given up
+KEEP_ALIVE = HOST_TIMEOUT  #: seconds of silence after which a connection is given up
+APART = apart_after(HOST_TIMEOUT)  #: seconds after which two hosts know that they do not hear each other
 _KEEP_ALIVE_SPREAD = 0.8  # sides do not notice at the same time
 
 
@@ -100,6 +104,7 @@ class Network:
         self._blocked: Dict[Tuple[int, int], int] = {}  # (from, to) -> how many partitions are in the way
         self._changes = 0
         self._cut_since: Dict[Tuple[int, int], int] = {}  # unordered pair -> number of the change that cut it
+        self._apart_from: Dict[Tuple[int, int], float] = {}  # such a pair -> when its hosts know that
         self.off: Set[int] = set()
         self.slow: Dict[int, float] = {}
 
@@ -139,6 +144,14 @@ class Network:
     def is_cut(self, host: int, other: int) -> bool:
         """Whether nothing gets from ``host`` to ``other`` or back: no connection works."""
         return self.is_blocked(host, other) or self.is_blocked(other, host)
+
+    def unheard(self, host: int) -> Set[int]:
+        """Return the hosts that ``host`` knows it does not hear."""
+        return {other for pair in self.apart() if host in pair for other in pair if other != host}
+
+    def apart(self) -> List[Tuple[int, int]]:
+        """Return the pairs of hosts that know that they do not hear each other."""
+        return [pair for pair, moment in sorted(self._apart_from.items()) if moment <= self._world.now]
 
     def block(self, pairs: List[Tuple[int, int]]) -> None:
         """Let nothing through from the first to the second of each pair of hosts."""
@@ -187,10 +200,12 @@ class Network:
             for other in range(host + 1, self._world.host_count):
                 pair = (host, other)
                 if not self.is_cut(host, other):
+                    self._apart_from.pop(pair, None)
                     if self._cut_since.pop(pair, None) is not None:
                         self._mended(pair)
                 elif pair not in self._cut_since:
                     self._cut_since[pair] = self._changes
+                    self._apart_from[pair] = self._world.now + APART
                     self._world.at(self._world.now + KEEP_ALIVE, self._silent, pair, self._changes)
         for end in self._ends:
             if end.waiting and not self.is_blocked(end.peer.process.host, end.process.host):
@@ -206,7 +221,6 @@ class Network:
         for end in self._between(pair):
             spread = _KEEP_ALIVE_SPREAD * world.chance.at(f"silent {end.name} {since}")
             world.at(world.now + spread, self._give_up, end, pair, since)
-        world.data_cut(pair)
 
     def _give_up(self, end: End, pair: Tuple[int, int], since: int) -> None:
         if self._cut_since.get(pair) == since:

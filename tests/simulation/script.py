@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Tuple
 
 from ddl.store.membership.records import GenerationRecord
 from ddl.store.messages import Message
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["NOTHING", "SimScript"]
 
 NOTHING = -1  #: finished steps of a rank that has no state
-_DEADLINE = 4.0  # of an operation
+_LISTENS = 1.0  # seconds between two looks which ranks are silent
 
 
 class SimScript:
@@ -106,9 +106,9 @@ class SimScript:
         assert self.generation is not None
         self._become("in an operation")
         self._submitted = number + 1
-        turn = self._turn
         self.operation = self._world.collectives.enter(self._rank, self.generation, number)
-        self._world.at(self._world.now + _DEADLINE, self._rank.run, "engine", self._due, turn, self._complain)
+        self._remind(self._world.schedule.deadline, self._complain)
+        self._remind(_LISTENS, self._listen)
         for member in self.generation.members:
             if not self._world.ranks[member].alive and self._world.ranks[member].host not in self._world.network.off:
                 self._world.at(self._world.now + 0.01, self._rank.run, "data", self.peer_lost, member, "refused")
@@ -133,14 +133,32 @@ class SimScript:
                 self.steps_since_heal += 1
         self._begin_step()
 
+    def _remind(self, seconds: float, action: Callable[[], None]) -> None:
+        """Let the engine do something after so long, if this rank still waits in this operation."""
+        self._world.at(self._world.now + seconds, self._rank.run, "engine", self._due, self._turn, action)
+
+    def _listen(self) -> None:
+        """Look whether there are ranks that this one does not hear."""
+        if self._unheard():
+            self._ask(final=False)
+        self._remind(_LISTENS, self._listen)
+
+    def _unheard(self) -> List[int]:
+        assert self.generation is not None
+        hosts = self._world.network.unheard(self._rank.host)
+        return [member for member in self.generation.members if self._world.ranks[member].host in hosts]
+
     def _complain(self) -> None:
         """An operation takes too long."""
-        operation = self.operation
-        if operation is None:
-            return
-        message = self._suspicion("stalled", operation.number + 1)
-        self._rank.tell_store({**message, "op": "allreduce", "final": True, "peer": -1, "reason": ""})
-        self._world.at(self._world.now + _DEADLINE, self._rank.run, "engine", self._due, self._turn, self._complain)
+        self._ask(final=True)
+        self._remind(self._world.schedule.deadline, self._complain)
+
+    def _ask(self, final: bool) -> None:
+        """Let the store find out what this operation waits for."""
+        assert self.operation is not None
+        message = self._suspicion("stalled", self.operation.number + 1)
+        said = {"op": "allreduce", "final": final, "peer": -1, "reason": "", "unheard": self._unheard()}
+        self._rank.tell_store({**message, **said})
 
     def _suspicion(self, kind: str, sequence: int) -> Message:
         assert self.generation is not None
@@ -159,7 +177,9 @@ class SimScript:
         submitted = self._submitted if number == probe["comm"] else 0
         text = "allreduce" if submitted >= probe["seq"] else ""
         held = self._rank.participant.is_held
-        return {"type": "state", "probe": probe["probe"], "submitted": submitted, "op": text, "held": held}
+        unheard = self._unheard() if number == probe["comm"] else []
+        said = {"submitted": submitted, "op": text, "held": held, "unheard": unheard}
+        return {"type": "state", "probe": probe["probe"], **said}
 
     def peer_lost(self, peer: int, why: str) -> None:
         """A data connection has ended."""

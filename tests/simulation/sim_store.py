@@ -15,6 +15,7 @@ from ddl.store.membership.membership import Membership
 from ddl.store.membership.records import FIRST_BALLOT, WITNESS, BallotNumber
 from ddl.store.messages import Message, Outgoing
 from ddl.store.verdict import JobVerdicts
+from tests.simulation.network import APART
 from tests.simulation.vote_cells import SimCell
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class SimStore:
         self.asked: Set[int] = set()  #: processes that it was told to let go
         self.address = f"{process.name}/{ballot.epoch}"
         record = membership.record
-        self.verdict = JobVerdicts(max(record.members) + 1)
+        self.verdict = JobVerdicts(max(record.members) + 1, self._host_of, APART)
         self.verdict.renumber(record.members)
         self.claims: Dict[int, End] = {}
         self._began = world.now
@@ -58,6 +59,9 @@ class SimStore:
     def is_steady(self) -> bool:
         """Whether it lets its members train."""
         return self.open and self.membership.phase is Phase.STEADY
+
+    def _host_of(self, number: int) -> str:
+        return self.membership.hosts.get(number) or f"that of rank {number}"
 
     def close(self) -> None:
         """Stop to serve; the process goes on."""

@@ -40,6 +40,7 @@ SELDOM = [
     *SOMETIMES,
     "a store was superseded",
     "a store could not be reached",
+    "hosts did not hear each other",
     "nobody had the state",
     *(f"struck at {kind}" for kind in (*RANK_SENDS, *STORE_SENDS)),
 ]

@@ -159,13 +159,6 @@ class World:
 
     # --- what the parts of a run tell one another ---
 
-    def data_cut(self, pair: Tuple[int, int]) -> None:
-        """The data connections between two hosts are given up."""
-        for rank in self.alive():
-            others = [other for other in self.ranks.values() if {rank.host, other.host} == set(pair)]
-            for other in others:
-                rank.run("data", rank.script.peer_lost, other.incarnation, "silent")
-
     def data_closed(self, rank: SimRank) -> None:
         """A rank has closed its data connections: it ends."""
         for other in self.alive():
