@@ -29,8 +29,8 @@ def test_of_a_rank_that_many_do_not_hear() -> None:
     apart = {pair for other in others for pair in ((1, other), (other, 1))}
     words = divide(apart, {rank: str(rank) for rank in range(40)}, lambda ranks: name_ranks(sorted(ranks), FEW), 10)[1]
     assert "and 14 more have not heard" in words
-    found = blame([], JobEnd(40, {"kind": "PeerLost", "culprit": 1, "reason": words}, 1))
-    assert "rank 1 and ranks 0, 2, 4, 6, 8, 10 and 14 more have not heard" in only(found, "hosts apart", 1).sentence
+    findings = blame([], JobEnd(40, {"kind": "PeerLost", "culprit": 1, "reason": words}, 1))
+    assert "rank 1 and ranks 0, 2, 4, 6, 8, 10 and 14 more have not heard" in only(findings, "hosts apart", 1).sentence
 
 
 def test_where_the_others_have_gone_on() -> None:
