@@ -129,9 +129,12 @@ def notice_silence(sock: socket.socket, seconds: float) -> None:
 def silent_for(sock: socket.socket) -> float:
     """Return for how many seconds nothing has come from the other side's host, also of a connection that has broken.
 
-    Where ``notice_silence`` was asked for, that is since two seconds before the host fell silent at the earliest.
+    That is since two seconds before the host fell silent at the earliest. 0 where ``notice_silence`` was not asked for:
+    a host that has nothing to say says nothing there, and a reset of an idle connection would look like silence.
     """
     try:
+        if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE):
+            return 0.0
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_ACK.size)
         return float(_LAST_ACK.unpack(info)[0]) / 1000
     except (OSError, struct.error):  # closed, or no TCP

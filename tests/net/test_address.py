@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import threading
+import time
 from typing import Any, Iterator, List, Tuple
 
 import pytest
 from ipv6 import needs_ipv6
 
 from ddl.net import address
-from ddl.net.address import EVERYWHERE, connect, family_of, fell_silent, listen, notice_silence, resolve
+from ddl.net.address import EVERYWHERE, connect, family_of, fell_silent, listen, notice_silence, resolve, silent_for
 from ddl.net.auth import name_of
 
 HERE = ["127.0.0.1", "::1"]
@@ -129,3 +131,19 @@ def test_a_host_may_be_silent_for_so_long(seconds: float) -> None:
 def test_a_host_that_answers_every_two_seconds_is_not_silent() -> None:
     assert fell_silent(2.3, 4, "its host") == fell_silent(6.4, 7, "its host") == ""
     assert fell_silent(8.7, 7, "its host") == "nothing has come from its host for 9 s: it is down, or the network to it"
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_an_idle_connection_is_not_silent_unless_its_host_was_asked(watched: bool) -> None:
+    """A process that is killed with something unread resets it: what came last may be an hour ago."""
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()[:2]) as near:
+        listener.setblocking(True)
+        far, _ = listener.accept()
+        if watched:
+            notice_silence(near, 7)
+        time.sleep(0.1)
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        far.close()
+        with pytest.raises(ConnectionResetError):
+            near.recv(1)
+        assert silent_for(near) >= 0.1 if watched else silent_for(near) == 0.0
