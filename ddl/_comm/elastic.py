@@ -80,17 +80,19 @@ def _call(job: Job, number: int, message: Dict[str, Any]) -> None:
     connect_data(job.address(number, 0), job.secret, hello, deadline, encrypt=job.settings.encrypt).close()
 
 
-def _follow(job: Job, me: Peer, agent: Agent, address: str, seconds: float, wanted: Callable[[], bool]) -> None:
-    """Connect to the store at ``address``, which was elected, and tell it what it cannot know."""
-    store, watch = job.connect_to_store(address, seconds)
-    store.set(_key(job.number), me.text())
+def _follow(
+    job: Job, me: Peer, agent: Agent, address: str, seconds: float, wanted: Callable[[], bool]
+) -> Callable[[], bool]:
+    """Connect to the store at ``address``, which was elected, and tell it what it cannot know. See ``Effects``."""
+    watch = job.connect_to_store(address, seconds)
     with job.following:  # one after the other: the store of an older election must not come last
         if not wanted():
-            store.close()
             watch.close()
-            return
+            return lambda: True
         agent.follow(watch)
-        job.use_store(store, watch)
+        job.use_store(watch)
+    watch.set(_key(job.number), me.text())  # only now is it heard what the store answers
+    return lambda: watch.over
 
 
 def advance(job: Job, said: Dict[str, Any]) -> Tuple[Group, Dict[int, Any]]:

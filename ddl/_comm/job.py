@@ -32,7 +32,6 @@ from ddl.net.address import apart_after
 from ddl.net.encryption import prepare_encryption
 from ddl.store.messages import said_by
 from ddl.store.server import StoreServer
-from ddl.store.store import StoreClient
 from ddl.store.watch import WatchClient
 from ddl.text.rank_names import listed
 from ddl.tuning.measure import table_file
@@ -72,7 +71,7 @@ class Job:
         self._groups = 0  # numbers given out in a job of one rank
         self.agent: Optional[Agent] = None
         self.server: Optional[StoreServer] = None  #: of the job's store, if it ends with this process's part
-        self._store: Optional[StoreClient] = None
+        self._watch: Optional[WatchClient] = None  # what tells the store that this process lives, and asks it
         self._nonce_block: Any = None
         self._introduced = threading.Condition()  # somebody was added to ``peers``
         self.following = threading.Lock()  #: held while another store takes the place of the one before
@@ -130,8 +129,8 @@ class Job:
             return
         assert identity.store is not None
         deadline = clock.now() + limit
-        store, me = self.come(board_offset)
-        everybody = store.check_in(me.text(), limit, round=2 * self.round)
+        watch, me = self.come(board_offset)
+        everybody = watch.check_in(me.text(), limit, round=2 * self.round)
         self.introduce({rank: Peer.parse(rank, text) for rank, text in enumerate(everybody)})
         self.identity = launched.numbered(identity, [f"{p.host} {p.host_id}" for p in self.peers.values()])
         self.choose_rails()
@@ -142,30 +141,29 @@ class Job:
         own: Dict[str, Any] = {"met": met}
         if me.rank == 0:
             own["tuned"] = vars(table_file.offer(self.settings, self.cluster()))
-        answers = store.check_in(json.dumps(own), remaining, round=2 * self.round + 1)
+        answers = watch.check_in(json.dumps(own), remaining, round=2 * self.round + 1)
         self.offer = said_by(0, answers[0], lambda said: table_file.TableOffer(**said["tuned"]))
         met_by = {rank: said_by(rank, text, lambda said: list(said["met"])) for rank, text in enumerate(answers)}
         self.conclude(met_by)
 
-    def come(self, board_offset: int) -> Tuple[StoreClient, Peer]:
+    def come(self, board_offset: int) -> Tuple[WatchClient, Peer]:
         """Connect to the store, begin to listen, and return how this process introduces itself to the others."""
         identity, limit = self.identity, self.settings.start_timeout
         prepare_encryption(self.settings.encrypt, self.settings.openssl)
-        store, self.watch = self.connect_to_store(identity.store, limit)
-        self._store = store
-        self._host_timeout = self.watch.host_timeout
-        listeners, offers = listen_on_rails(self.settings.interface, self.settings.congestion, store.local_host)
+        self._watch = watch = self.connect_to_store(identity.store, limit)
+        self._host_timeout = watch.host_timeout
+        listeners, offers = listen_on_rails(self.settings.interface, self.settings.congestion, watch.local_host)
         memory, unix_name = listen_memory()
         nonce, self._nonce_block = Nonce.place()
         here = self.settings.host_id or host_id()
         if self.settings.elastic:
             newcomer = self.settings.incarnation >= 0
             where, encrypt = offers[0].address, self.settings.encrypt
-            self.generations = Generations.of(self.watch, here, self.secret, where, newcomer, encrypt)
+            self.generations = Generations.of(watch, here, self.secret, where, newcomer, encrypt)
         self.agent = Agent(
             rank=self.number,
             secret=self.secret,
-            watch=self.watch,
+            watch=watch,
             data_listeners=listeners,
             memory_listener=memory,
             nonce_of=self._nonce_of,
@@ -191,46 +189,38 @@ class Job:
             checksum=self.settings.checksum,
             version=__version__,
         )
-        return store, me
+        return watch, me
 
-    def connect_to_store(self, address: str, limit: float) -> Tuple[StoreClient, WatchClient]:
-        encrypt = self.settings.encrypt
-        store = StoreClient(address, self.secret, self.number, limit, encrypt=encrypt)
-        try:
-            return store, WatchClient(address, self.secret, self.number, limit, encrypt=encrypt)
-        except BaseException:
-            store.close()
-            raise
+    def connect_to_store(self, address: str, limit: float) -> WatchClient:
+        return WatchClient(address, self.secret, self.number, limit, encrypt=self.settings.encrypt)
 
-    def use_store(self, store: StoreClient, watch: WatchClient) -> None:
+    def use_store(self, watch: WatchClient) -> None:
         """Ask another store from now on: the one before is gone."""
         with self._introduced:
-            before, self._store, self.watch = self._store, store, watch
+            self._watch = watch
             self._introduced.notify_all()
-        if before is not None:
-            before.close()
 
-    def ask(self, question: Callable[[StoreClient], _T]) -> _T:
+    def ask(self, question: Callable[[WatchClient], _T]) -> _T:
         """Return the store's answer. If that store is lost where ranks come and go, ask the next one the same."""
         while True:
-            store = self._store
-            assert store is not None
+            watch = self._watch
+            assert watch is not None
             try:
-                return question(store)
+                return question(watch)
             except PeerLost:
                 if self.generations is None:
                     raise
-                if not self._another_store_than(store, self.generations.limits.patience):
+                if not self._another_store_than(watch, self.generations.limits.patience):
                     raise
 
     def confirm(self) -> None:
         """Raise ``LeftOut`` unless the store still counts this process as one of the job. Blocking: asks the store."""
-        if self._store is not None:
+        if self._watch is not None:
             self.ask(lambda store: store.count("confirmed"))
 
-    def _another_store_than(self, store: StoreClient, patience: float) -> bool:
+    def _another_store_than(self, watch: WatchClient, patience: float) -> bool:
         with self._introduced:
-            return self._introduced.wait_for(lambda: self._store is not store, patience)
+            return self._introduced.wait_for(lambda: self._watch is not watch, patience)
 
     def introduce(self, peers: Dict[int, Peer]) -> None:
         """These processes are known from now on, also to those that swap memory with us."""
@@ -246,7 +236,8 @@ class Job:
         """Find out which networks carry data: it follows from what all members have said, so all find the same."""
         peers = [self.peers[number] for number in self.members]
         self.rails = rails.choose([p.host_id for p in peers], [p.offers for p in peers], self.settings.rails)
-        self.watch.also_over([offer.address for offer in self.me.offers if offer.network in self.rails])
+        assert self._watch is not None
+        self._watch.also_over([offer.address for offer in self.me.offers if offer.network in self.rails])
         if self.generations is not None:
             self.generations.store_host = self.address(self.number, 0)[0]
 
@@ -256,7 +247,6 @@ class Job:
         Also returned: how many groups of this job have asked for a number before. Raises ``RendezvousError`` on all
         that wait when the first of them has waited for DDL_START_TIMEOUT.
         """
-        assert self._store is not None
         try:
             patience = self.settings.start_timeout
             return self.ask(lambda store: store.meet(ranks, value, f"meetings/{self.round}", patience))
@@ -269,7 +259,7 @@ class Job:
 
     def count_group(self) -> int:
         """Return how many groups of this job have asked for a number before, by this or by ``meet``. Asks the store."""
-        if self._store is None:  # a job of one rank
+        if self._watch is None:  # a job of one rank
             self._groups += 1
             return self._groups - 1
         return self.ask(lambda store: store.count(f"meetings/{self.round}"))
@@ -366,8 +356,8 @@ class Job:
         agent, self.agent = self.agent, None  # it knows us: memory would stay until the next collection
         if agent is not None:
             agent.close()
-        if self._store is not None:
-            self._store.close()
+        if self._watch is not None:
+            self._watch.close()  # there may have been no agent yet
 
     def close_in_child(self) -> None:
         """After a fork, in the child: see ``Agent.close_in_child``."""

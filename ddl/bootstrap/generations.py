@@ -42,7 +42,8 @@ class Effects:
     to_store: Callable[[Message], None]  #: send to the store; raises PeerLost
     to_member: Callable[[int, Message], None]  #: call a member; blocks, raises Error or OSError
     #: Connect to the store at an address, in so many seconds, and use it if it is still wanted then; blocks, raises.
-    follow: Callable[[str, float, Callable[[], bool]], None]
+    #: Returns how to ask whether that connection has ended.
+    follow: Callable[[str, float, Callable[[], bool]], Callable[[], bool]]
     break_all: Callable[[str, str], None]  #: fail all communicators: the kind of error, and why
 
 
@@ -363,12 +364,19 @@ class Generations:
             return self._participant.last_store[:2] == ballot[:2]
 
         try:
-            effects.follow(address, _STORE_SECONDS, wanted)
+            is_over = effects.follow(address, _STORE_SECONDS, wanted)
         except (OSError, Error) as error:
             log.info("the store at %s cannot be reached: %s", address, error)
             self._do(lambda machine, now: machine.not_connected(now) if wanted() else [])
             return
-        self._do(lambda machine, now: machine.connected(now) if wanted() else [])
+
+        def followed(machine: Participant, now: float) -> Outgoing:
+            if not wanted():
+                return []
+            # The agent may have told of its end already; it must not count as there after that.
+            return machine.not_connected(now) if is_over() else machine.connected(now)
+
+        self._do(followed)
 
     @staticmethod
     def _in_a_thread(name: str, action: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""Connects to the store: what its clients, store.py and watch.py, have in common.
+"""Connects to the store: what its clients, store.py and watch.py, have in common. What they ask is in asking.py.
 
 They connect with a deadline, prove the job's secret, and claim their rank; a rank that another process has already
 claimed is refused. A process that forks shares its sockets with the child, which would keep a dead rank's connection
@@ -52,6 +52,11 @@ class Client:
         #: The address of this host on the network that leads to the store.
         self.local_host = str(self._sock.getsockname()[0])
         _close_after_fork(self)
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._sock.fileno() < 0
 
     def close(self) -> None:
         """Close the connection. Idempotent."""

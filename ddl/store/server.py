@@ -3,11 +3,11 @@
 It runs in one daemon thread of its own (in ``ddlrun``), which owns every connection (server_connections.py). One
 selector loop serves them, so that no stranger, however slow, keeps a rank waiting. A connection goes through three
 phases: the handshake of ddl/net/auth.py (at a ``Door``, which bounds what strangers cost), one ``hello`` that claims a
-rank, and then requests (``store``, see requests.py) or messages of a watch (``watch``: the pace, see pace.py, and all
-that concerns the verdict, see verdict.py). ddlrun's agents on other hosts speak to it over a third kind of connection
-(``agent``, see ddl/launch/agent/control.py), which only passes through here. A watch or an agent may open further
-connections, its *ways*, over other networks (session.py): it is gone when all of them are, or when one ends as
-connections of ended processes do.
+rank, and then messages of a watch (``watch``: requests, see requests.py, the pace, see pace.py, and all that concerns
+the verdict, see verdict.py). A process that is not in the job yet only asks (``store``). ddlrun's agents on other hosts
+speak to it over a third kind of connection (``agent``, see ddl/launch/agent/control.py), which only passes through
+here. A watch or an agent may open further connections, its *ways*, over other networks (session.py): it is gone when
+all of them are, or when one ends as connections of ended processes do.
 
 Where ranks come and go, "rank" is the number of a process: the rank that it had at first, or for one that came later
 a number that nobody had before. The watch then also carries what members say (membership/).
@@ -93,6 +93,7 @@ class StoreServer(ServerConnections):
         self._verdict = JobVerdicts(size, self._host_id, apart_after(host_timeout))
         self._pace = Pace(size)
         self._requests = Requests(size)
+        self._asks_as: Dict[int, str] = {}  # by rank: the role of the connection that asks for it
         self._membership: Optional[Membership] = None
         self._generation_formed = generation_formed
         self._removed: Deque[int] = collections.deque()  # processes that are to leave, by any thread
@@ -273,7 +274,7 @@ class StoreServer(ServerConnections):
         membership = self._membership
         if membership is None:
             # Of a host that has an agent, that one tells. It can wait for longer than TCP for a ddlrun that is stopped
-            # and reads nothing. Requests have one way only, and wait for a network to come back; the watch has more.
+            # and reads nothing.
             apart = self._everywhere and not self._agents
             return {"size": self._size, "watched": claim.role == "agent" or (claim.role == "watch" and apart)}
         told = {"limits": dataclasses.asdict(membership.limits), "record": membership.record.message()}
@@ -289,11 +290,12 @@ class StoreServer(ServerConnections):
 
     def _heard(self, claim: Claim, message: Message) -> None:
         now = clock.now()
-        if claim.role == "store":
-            gone = self._membership.why_absent(claim.rank) if self._membership is not None else ""
-            self._reply(self._requests.handle(claim.rank, message, now, refused=gone))
-        elif claim.role == "agent":
+        if claim.role == "agent":
             self._from_agent(claim.rank, message)
+        elif claim.role == "store" or "ask" in message:
+            gone = self._membership.why_absent(claim.rank) if self._membership is not None else ""
+            self._asks_as[claim.rank] = claim.role
+            self._reply(self._requests.handle(claim.rank, message, now, refused=gone))
         elif message.get("type") == "pace":
             self._deliver(self._pace.received(claim.rank, message))
         elif self._membership is not None and message.get("type") in Membership.KINDS:
@@ -313,9 +315,9 @@ class StoreServer(ServerConnections):
             self._departed.add(claim.rank)
             self._from_agent(claim.rank, {"type": "gone", "silent": silent, "why": reason})
             return
-        if claim.role == "store":
+        if self._asks_as.get(claim.rank) == claim.role:
             self._requests.dropped(claim.rank)
-        else:
+        if claim.role == "watch":
             reason = reason or fell_silent(silent, self._host_timeout, "its host")
             if self._verdict.is_present(claim.rank):  # it has not said goodbye
                 how = f"the process of rank {claim.rank} ended, as its connection closed without a goodbye,"
@@ -353,4 +355,4 @@ class StoreServer(ServerConnections):
 
     def _reply(self, replies: Iterable[Tuple[int, bytes]]) -> None:
         for rank, frame in replies:
-            self._tell("store", rank, frame)
+            self._tell(self._asks_as[rank], rank, frame)

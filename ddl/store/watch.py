@@ -1,8 +1,8 @@
 """The connections by which the store knows that a rank, or an agent of ddlrun, is alive: one over each network.
 
-``WatchClient`` is for a rank, ``HostAgentClient`` for an agent. They begin with one connection to the store. When they
-are told of other networks, they use these as well (session.py says how): then a network may fail without harm, and it
-is tried again until it works.
+``WatchClient`` is for a rank, which also asks over it; ``HostAgentClient`` is for an agent. They begin with one
+connection to the store. When they are told of other networks, they use these as well (session.py says how): then a
+network may fail without harm, and it is tried again until it works.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ import math
 import select
 import socket
 import threading
-from typing import Any, Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ddl import clock
-from ddl.errors import Error, PeerLost
+from ddl.errors import Error, PeerLost, RendezvousError
 from ddl.net.address import family_of, notice_silence, silent_for
 from ddl.net.auth import FrameReader, encode_frame, write_all
 from ddl.net.interfaces import interfaces
-from ddl.store.client import STORE_GRACE, Client, introduce
+from ddl.store.asking import AskingClient
+from ddl.store.client import STORE_GRACE, introduce
+from ddl.store.messages import Message
 from ddl.store.session import Session, Way, broken, close_way
 
 __all__ = ["HostAgentClient", "WatchClient"]
@@ -48,10 +50,11 @@ class _SocketWay(Way):
         self.reader = FrameReader(peer)
 
 
-class WatchClient(Client):
-    """Messages both ways are those of verdict.py and pace.py.
+class WatchClient(AskingClient):
+    """Messages both ways are those of verdict.py and pace.py, and requests and their answers.
 
-    For a selector loop: ``receive`` never blocks. One thread may receive while others send.
+    For a selector loop: ``receive`` never blocks. One thread may receive while others send or ask. Who asks is answered
+    only while another thread receives.
     """
 
     def __init__(
@@ -74,7 +77,9 @@ class WatchClient(Client):
         self._session = Session()
         self._ways: Dict[int, _SocketWay] = {}  # by descriptor
         self._ready = select.epoll()
-        self._received: Deque[Dict[str, Any]] = collections.deque()
+        self._received: Deque[Message] = collections.deque()
+        self._answers: Deque[Message] = collections.deque()
+        self._answered = threading.Condition()  # there is an answer, or there will be none
         self._over = False  # no more is to come
         self.broken = ""  #: why no way is left, if the store may still be there
         self._last_sign = 0.0  # when the kernel last heard of the store's host on a way that is lost
@@ -85,14 +90,19 @@ class WatchClient(Client):
         self._add(_SocketWay(self._sock, _Route(self.local_host, (str(peer[0]), int(peer[1]))), self._peer))
 
     @property
-    def elastic(self) -> Optional[Dict[str, Any]]:
+    def elastic(self) -> Optional[Message]:
         """What the store said of ranks that come and go: limits, record, ballot; None where they do not."""
-        told: Optional[Dict[str, Any]] = self._welcome.get("elastic")
+        told: Optional[Message] = self._welcome.get("elastic")
         return told
 
     @property
     def _peer(self) -> str:
         return f"the store at {self.address}"
+
+    @property
+    def over(self) -> bool:
+        """Whether the store, or this process, has ended the connection."""
+        return self._over
 
     def fileno(self) -> int:
         """The descriptor to select on; -1 after ``close``."""
@@ -122,7 +132,7 @@ class WatchClient(Client):
             self._way_lost.set()
             threading.Thread(target=self._keep_open, name="ddl-ways", daemon=True).start()
 
-    def send(self, message: Dict[str, Any]) -> None:
+    def send(self, message: Message) -> None:
         """Send a message; PeerLost if the store is gone or has not read for ten seconds."""
         frame = encode_frame(message)
         with self._sending:
@@ -130,11 +140,11 @@ class WatchClient(Client):
                 self._session.keep(frame)
             self._send_all_ways(frame)
 
-    def receive(self) -> Optional[Dict[str, Any]]:
+    def receive(self) -> Optional[Message]:
         """Return the next message, ``{}`` if none is complete yet, None if the store closed the connection.
 
-        After the descriptor became readable, call until it returns ``{}`` or None: several messages may have come at
-        once, and the descriptor tells only of bytes that have not been read.
+        Answers to requests are none. After the descriptor became readable, call until it returns ``{}`` or None: several
+        messages may have come at once, and the descriptor tells only of bytes that have not been read.
         """
         if not self._received and not self._over:
             self._read()
@@ -158,10 +168,15 @@ class WatchClient(Client):
                 while way.sock.recv(1 << 16):
                     way.sock.settimeout(max(0.001, deadline - clock.now()))
 
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed.is_set()
+
     def close(self) -> None:
-        """Close all connections. Idempotent."""
-        self._over = True
+        """Close all connections. Idempotent. Who waits for an answer gets PeerLost."""
         self._closed.set()
+        self._end()
         self._way_lost.set()
         with self._changing:
             self.close_in_child()
@@ -179,6 +194,33 @@ class WatchClient(Client):
             silences = [silent_for(way.sock) for way in self._ways.values()]
             return min(silences, default=clock.now() - self._last_sign)
 
+    # --- questions ---
+
+    def _say(self, request: Message, deadline: float) -> None:
+        self.send(request)
+
+    def _next_answer(self, deadline: float) -> Message:
+        with self._answered:
+            if not self._answered.wait_for(lambda: self._answers or self._over, max(0.0, deadline - clock.now())):
+                raise RendezvousError(f"{self._peer} did not answer before the deadline")
+            if not self._answers:
+                raise PeerLost(self.broken or "the connection to it has ended")
+            return self._answers.popleft()
+
+    def _take(self, message: Message) -> None:
+        if "type" in message:
+            self._received.append(message)
+            return
+        with self._answered:
+            self._answers.append(message)
+            self._answered.notify()
+
+    def _end(self) -> None:
+        """No more is to come."""
+        with self._answered:
+            self._over = True
+            self._answered.notify()
+
     # --- ways ---
 
     def _add(self, way: _SocketWay) -> None:
@@ -191,10 +233,13 @@ class WatchClient(Client):
             if self._ways.get(number) is not way:
                 return
             del self._ways[number]
-            self._over |= not self._ways
-            self.broken = broken(error) if isinstance(error, OSError) and self._over else ""
+            last = not self._ways
+            if isinstance(error, OSError) and last:
+                self.broken = broken(error)
             self._last_sign = max(self._last_sign, clock.now() - silent_for(way.sock))
-            close_way(way.sock, last=not self._ways)
+            close_way(way.sock, last=last)
+            if last:
+                self._end()
         log.debug("rank %d: lost the way to the store from %s: %s", self.rank, way.place.source, error)
         self._way_lost.set()
 
@@ -212,15 +257,20 @@ class WatchClient(Client):
             self._lose(way, error)
 
     def _read(self) -> None:
-        with contextlib.suppress(ValueError):  # closed meanwhile
-            for number, _ in self._ready.poll(0):
-                with self._changing:
-                    way = self._ways.get(number)
-                if way is not None:
-                    self._read_from(way)
+        try:
+            ready = self._ready.poll(0)
+        except (OSError, ValueError):
+            if self._closed.is_set():  # meanwhile, by another thread
+                return
+            raise
+        for number, _ in ready:
+            with self._changing:
+                way = self._ways.get(number)
+            if way is not None:
+                self._read_from(way)
         confirmation = self._session.confirmation()
         if confirmation is not None and not self._over:
-            with self._sending:
+            with self._sending, contextlib.suppress(PeerLost):  # its end is found when it is read
                 self._send_all_ways(encode_frame(confirmation))
 
     def _read_from(self, way: _SocketWay) -> None:
@@ -232,12 +282,12 @@ class WatchClient(Client):
             self._lose(way, error)
             return
         if not data:
-            self._over = True
+            self._end()
         for message in way.reader.feed(data):
             with self._changing:
                 news = self._session.take(way, message)
             if news is not None:
-                self._received.append(news)
+                self._take(news)
 
     def _keep_open(self) -> None:
         """Open the ways that are missing, now and whenever one is lost."""

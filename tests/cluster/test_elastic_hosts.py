@@ -236,3 +236,18 @@ def test_newcomers_on_two_rails_and_on_one(own_cluster: Cluster, tmp_path: Path)
         job.change(lost=[1, 2], joined={3})
         job.end()
         job.check("commits")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own_cluster", [Shape(3, rails=(None, None))], indirect=True, ids=[""])
+def test_a_newcomer_where_a_host_has_lost_its_first_rail(own_cluster: Cluster, tmp_path: Path) -> None:
+    """The store is on node1. The ranks of node2, too, learn from it who comes."""
+    options = ("--max-restarts", "20", "--blacklist-cooldown-range", "1", "1")
+    with HostsJob(own_cluster, tmp_path, "commits", *options, slots=1) as job:
+        there = job.full(3)
+        own_cluster.cut("node2", 0)
+        job.wait_until(lambda: "is silent" in job.words(there[1]), "node2's first rail should be known to be lost")
+        job.kill([there[2]])
+        job.change(lost=[2], joined={3})
+        job.end()
+        job.check("commits")
