@@ -41,11 +41,14 @@ def arrive(job: Job) -> Group:
     It is no member yet: it becomes one by ``advance``, when its program is ready. Until then it is named as if it were
     the next rank after the present ones; collectives do nothing.
     """
-    _, me = job.come(0)  # its board is made with its communicator
+    job.come(0)  # its board is made with its communicator
     if job.generations is None:
         raise ConfigError("DDL_INCARNATION is set, but not DDL_ELASTIC=1; ddlrun sets both")
     first = job.generations.record.members[:1]
-    job.introduce({job.number: me, **{number: _peer(job, number, clock.now() + _CALL_SECONDS) for number in first}})
+    known = {number: _peer(job, number, clock.now() + _CALL_SECONDS) for number in first}
+    for peer in known.values():
+        job.put_first(peer.offers[0].network)  # it may have found the store over another one, where that is lost
+    job.introduce({job.number: job.me, **known})
     job.check_fit()  # else the others could not work with this process, and would begin again and again
     job.members, job.hosts, job.is_member = (job.number,), ((job.number,),), False
     rank = len(job.generations.record.members)
@@ -165,10 +168,10 @@ def connect_to_members(job: Job) -> List[socket.socket]:
     socks: List[socket.socket] = []
     for number in members[:: -(-len(members) // _SOURCES)]:
         try:
-            # The rails are not known yet: any address will do that we have a way to.
-            families = [own.family for own in job.me.offers]
+            # The rails are not known yet. What led to the store will lead to them; else any address that we can use.
+            families, network = [own.family for own in job.me.offers], job.network_of_store
             offers = _peer(job, number, deadline).offers
-            offer = next((each for each in offers if each.family in families), offers[0])
+            offer = min(offers, key=lambda each: (each.network != network, each.family not in families))
             hello = {"follows": job.number}
             where = (offer.address, offer.port)
             settings = job.settings

@@ -30,6 +30,7 @@ from ddl.machine import host_id
 from ddl.net import rails
 from ddl.net.address import apart_after
 from ddl.net.encryption import prepare_encryption
+from ddl.net.interfaces import networks
 from ddl.store.messages import said_by
 from ddl.store.server import StoreServer
 from ddl.store.watch import WatchClient
@@ -150,14 +151,15 @@ class Job:
         """Connect to the store, begin to listen, and return how this process introduces itself to the others."""
         identity, limit = self.identity, self.settings.start_timeout
         prepare_encryption(self.settings.encrypt, self.settings.openssl)
-        self._watch = watch = self.connect_to_store(identity.store, limit)
+        self._watch = watch = self.connect_to_store(identity.store, limit, identity.store_also)
         self._host_timeout = watch.host_timeout
-        listeners, offers = listen_on_rails(self.settings.interface, self.settings.congestion, watch.local_host)
+        newcomer = self.settings.incarnation >= 0  # the others may use a network that is lost here: it may come back
+        wanted, congestion = self.settings.interface, self.settings.congestion
+        listeners, offers = listen_on_rails(wanted, congestion, watch.local_host, dead=newcomer)
         memory, unix_name = listen_memory()
         nonce, self._nonce_block = Nonce.place()
         here = self.settings.host_id or host_id()
         if self.settings.elastic:
-            newcomer = self.settings.incarnation >= 0
             where, encrypt = offers[0].address, self.settings.encrypt
             self.generations = Generations.of(watch, here, self.secret, where, newcomer, encrypt)
         self.agent = Agent(
@@ -191,8 +193,24 @@ class Job:
         )
         return watch, me
 
-    def connect_to_store(self, address: str, limit: float) -> WatchClient:
-        return WatchClient(address, self.secret, self.number, limit, encrypt=self.settings.encrypt)
+    def put_first(self, network: str) -> None:
+        """Let ``network`` be the main rail of this process, if it is on it: that of the processes that it comes to.
+
+        It may have no carrier here now. Other networks without one are left out, as for the job's first processes.
+        """
+        alive = networks()
+        usable = [offer for offer in self.me.offers if offer.network in (network, *alive) or offer.network[0] == "#"]
+        self.me = replace(self.me, offers=tuple(sorted(usable, key=lambda offer: offer.network != network)))
+
+    @property
+    def network_of_store(self) -> str:
+        """The network by which this process reached the store."""
+        assert self._watch is not None
+        host = self._watch.local_host
+        return next((offer.network for offer in self.me.offers if offer.address == host), "")
+
+    def connect_to_store(self, address: str, limit: float, others: Sequence[str] = ()) -> WatchClient:
+        return WatchClient(address, self.secret, self.number, limit, encrypt=self.settings.encrypt, others=others)
 
     def use_store(self, watch: WatchClient) -> None:
         """Ask another store from now on: the one before is gone."""

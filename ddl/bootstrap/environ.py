@@ -13,7 +13,7 @@ import os
 import re
 import textwrap
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Mapping, Optional, Tuple, Type, TypeVar
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Type, TypeVar
 
 from ddl.bootstrap import parse
 from ddl.errors import ConfigError
@@ -238,7 +238,10 @@ def describe(width: int = 100) -> str:
 
 @dataclass(frozen=True)
 class Identity:
-    """Who this process is in its job. ``store`` is empty in a job of size 1 that nobody launched."""
+    """Who this process is in its job. ``store`` is empty in a job of size 1 that nobody launched.
+
+    ``store_also``: further addresses of the store, on other networks, to be tried when ``store`` does not answer.
+    """
 
     rank: int = 0
     size: int = 1
@@ -248,11 +251,12 @@ class Identity:
     cross_size: int = 1
     store: str = ""
     secret: bytes = dataclasses.field(default=b"", repr=False)
+    store_also: Tuple[str, ...] = ()
 
     def to_environ(self) -> Dict[str, str]:
         """Return the variables that make ``from_environ`` return this again."""
         values = {name: str(getattr(self, entry)) for entry, name in _NUMBERS.items()}
-        return {**values, "DDL_STORE": self.store, "DDL_SECRET": self.secret.hex()}
+        return {**values, "DDL_STORE": ",".join((self.store, *self.store_also)), "DDL_SECRET": self.secret.hex()}
 
     @classmethod
     def from_environ(cls, environ: Optional[Mapping[str, str]] = None) -> Identity:
@@ -279,7 +283,8 @@ class Identity:
             newcomer = bool(source.get("DDL_INCARNATION"))  # its host may have more slots than the job has ranks
             if numbers[part] > numbers["size"] and not newcomer:
                 raise ConfigError(f"{_NUMBERS[part]}={numbers[part]} is more than DDL_SIZE={numbers['size']}")
-        return cls(**numbers, store=_store(source["DDL_STORE"]), secret=_secret(source["DDL_SECRET"]))
+        store, *also = _store(source["DDL_STORE"])
+        return cls(**numbers, store=store, secret=_secret(source["DDL_SECRET"]), store_also=tuple(also))
 
 
 _NUMBERS = {
@@ -298,12 +303,14 @@ def _number(name: str, text: str) -> int:
     return int(text)
 
 
-def _store(text: str) -> str:
+def _store(text: str) -> List[str]:
+    addresses = text.split(",")
     try:
-        parse_address(text)
+        for address in addresses:
+            parse_address(address)
     except ValueError:
         raise ConfigError(f"DDL_STORE={text!r}: it must be host:port of the job's store") from None
-    return text
+    return addresses
 
 
 def _secret(text: str) -> bytes:

@@ -76,11 +76,13 @@ def listen_data(host: str, congestion: str = "system") -> socket.socket:
     return listener
 
 
-def listen_on_rails(interface: str, congestion: str, towards_store: str) -> Tuple[List[socket.socket], List[RailOffer]]:
-    """Listen for data wherever there may be a rail; only the first must work."""
+def listen_on_rails(
+    interface: str, congestion: str, towards_store: str, *, dead: bool = False
+) -> Tuple[List[socket.socket], List[RailOffer]]:
+    """Listen for data wherever there may be a rail; only the first must work. ``dead``: see ``rails.places``."""
     listeners: List[socket.socket] = []
     offers = []
-    for place in rails.places(interface, towards_store):
+    for place in rails.places(interface, towards_store, dead=dead):
         try:
             listener = listen_data(place.address, congestion)
         except OSError:

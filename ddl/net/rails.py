@@ -37,11 +37,12 @@ class RailOffer(NamedTuple):
         return family_of(self.address)
 
 
-def places(wanted: str, towards_store: str) -> List[RailOffer]:
+def places(wanted: str, towards_store: str, *, dead: bool = False) -> List[RailOffer]:
     """Return where this rank could listen for data, without ports; the first one certainly.
 
     ``wanted`` is DDL_INTERFACE: addresses in the order of the rails. If empty: the address of this host on the way to
-    the store, and those of its other interfaces; then those of the other version of IP.
+    the store, and those of its other interfaces; then those of the other version of IP. ``dead``: also of interfaces
+    without a carrier.
     """
     if wanted:
         return [RailOffer(f"#{number}", address.strip()) for number, address in enumerate(wanted.split(","))]
@@ -50,7 +51,7 @@ def places(wanted: str, towards_store: str) -> List[RailOffer]:
     if first is None:  # loopback
         return [RailOffer("#0", towards_store)]
     candidates: Dict[Tuple[int, str], Interface] = {}  # one of each interface and version of IP: it is one cable
-    for entry in (first, *(other for other in here if other.carrier and not _alone(other))):
+    for entry in (first, *(other for other in here if (other.carrier or dead) and not _alone(other))):
         candidates.setdefault((family_of(entry.address), entry.name), entry)
     family = family_of(towards_store)
     ordered = sorted(candidates.values(), key=lambda entry: family_of(entry.address) != family)

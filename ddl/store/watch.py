@@ -10,44 +10,29 @@ from __future__ import annotations
 import collections
 import contextlib
 import logging
-import math
 import select
 import socket
 import threading
-from typing import Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Deque, Dict, List, Optional, Sequence, Tuple
 
 from ddl import clock
 from ddl.errors import Error, PeerLost, RendezvousError
-from ddl.net.address import family_of, notice_silence, silent_for
-from ddl.net.auth import FrameReader, encode_frame, write_all
+from ddl.net.address import family_of, format_address, notice_silence, silent_for
+from ddl.net.auth import encode_frame, write_all
 from ddl.net.interfaces import interfaces
 from ddl.store.asking import AskingClient
-from ddl.store.client import STORE_GRACE, introduce
+from ddl.store.client import introduce
 from ddl.store.messages import Message
-from ddl.store.session import Session, Way, broken, close_way
+from ddl.store.session import Session, broken, close_way
+from ddl.store.socket_ways import Route, SocketWay, write_to_all
 
 __all__ = ["HostAgentClient", "WatchClient"]
 
 log = logging.getLogger("ddl")
 
-_BEHIND = 1.0  #: seconds that a way may take longer than another one for a message
 _OPENING = 5.0  #: seconds that opening a way may take
 _PAUSE, _LONGEST_PAUSE = 1.0, 10.0  #: seconds between attempts
 _HOPELESS = 8  #: attempts in vain after which a network that never worked is left alone
-
-
-class _Route(NamedTuple):
-    """Where a way goes: from an address of this host to one of the store's, on one network."""
-
-    source: str
-    target: Tuple[str, int]
-
-
-class _SocketWay(Way):
-    def __init__(self, sock: socket.socket, place: _Route, peer: str) -> None:
-        self.sock = sock
-        self.place = place
-        self.reader = FrameReader(peer)
 
 
 class WatchClient(AskingClient):
@@ -75,7 +60,7 @@ class WatchClient(AskingClient):
         self._sending = threading.Lock()  # held for a whole message, or while a way begins
         self._changing = threading.Lock()  # the ways, the session; never held for long
         self._session = Session()
-        self._ways: Dict[int, _SocketWay] = {}  # by descriptor
+        self._ways: Dict[int, SocketWay] = {}  # by descriptor
         self._ready = select.epoll()
         self._received: Deque[Message] = collections.deque()
         self._answers: Deque[Message] = collections.deque()
@@ -85,9 +70,10 @@ class WatchClient(AskingClient):
         self._last_sign = 0.0  # when the kernel last heard of the store's host on a way that is lost
         self._closed = threading.Event()
         self._way_lost = threading.Event()
-        self._places: List[_Route] = []
+        self._places: List[Route] = []
         peer = self._sock.getpeername()
-        self._add(_SocketWay(self._sock, _Route(self.local_host, (str(peer[0]), int(peer[1]))), self._peer))
+        self._first = Route(self.local_host, (str(peer[0]), int(peer[1])))
+        self._add(SocketWay(self._sock, self._first, self._peer))
 
     @property
     def elastic(self) -> Optional[Message]:
@@ -104,6 +90,11 @@ class WatchClient(AskingClient):
         """Whether the store, or this process, has ended the connection."""
         return self._over
 
+    @property
+    def further_addresses(self) -> Tuple[str, ...]:
+        """The store's addresses on the other networks that ``also_over`` has found."""
+        return tuple(format_address(*place.target) for place in self._places if place != self._first)
+
     def fileno(self) -> int:
         """The descriptor to select on; -1 after ``close``."""
         return -1 if self._ready.closed else self._ready.fileno()
@@ -117,12 +108,11 @@ class WatchClient(AskingClient):
             return
         here = {entry.address: entry.network for entry in interfaces()}
         networks: Dict[str, str] = self._welcome["networks"]
-        with self._changing:
-            first = next(iter(self._ways.values())).place
+        first = self._first
         host, port = first.target
         targets = {source: networks.get(here.get(source, "")) for source in sources}
         further = [
-            _Route(source, (target, port))
+            Route(source, (target, port))
             for source, target in targets.items()
             # A bridge for containers has the same address everywhere.
             if target is not None and target not in here and source != first.source and target != host
@@ -143,8 +133,8 @@ class WatchClient(AskingClient):
     def receive(self) -> Optional[Message]:
         """Return the next message, ``{}`` if none is complete yet, None if the store closed the connection.
 
-        Answers to requests are none. After the descriptor became readable, call until it returns ``{}`` or None: several
-        messages may have come at once, and the descriptor tells only of bytes that have not been read.
+        Answers to requests are none. After the descriptor became readable, call until it returns ``{}`` or None:
+        several messages may have come at once, and the descriptor tells only of bytes that have not been read.
         """
         if not self._received and not self._over:
             self._read()
@@ -223,11 +213,11 @@ class WatchClient(AskingClient):
 
     # --- ways ---
 
-    def _add(self, way: _SocketWay) -> None:
+    def _add(self, way: SocketWay) -> None:
         self._ways[way.sock.fileno()] = way
         self._ready.register(way.sock.fileno(), select.EPOLLIN)
 
-    def _lose(self, way: _SocketWay, error: object) -> None:
+    def _lose(self, way: SocketWay, error: object) -> None:
         with self._changing:
             number = way.sock.fileno()
             if self._ways.get(number) is not way:
@@ -246,7 +236,7 @@ class WatchClient(AskingClient):
     def _send_all_ways(self, frame: bytes) -> None:
         with self._changing:
             ways = dict(self._ways)
-        failed = _write_to_all(ways, frame)
+        failed = write_to_all(ways, frame)
         if len(failed) == len(ways):
             for way in failed:  # half a message may stand there; ``receive`` sees the end
                 with contextlib.suppress(OSError):
@@ -273,7 +263,7 @@ class WatchClient(AskingClient):
             with self._sending, contextlib.suppress(PeerLost):  # its end is found when it is read
                 self._send_all_ways(encode_frame(confirmation))
 
-    def _read_from(self, way: _SocketWay) -> None:
+    def _read_from(self, way: SocketWay) -> None:
         try:
             data = way.sock.recv(1 << 16, socket.MSG_DONTWAIT)
         except (BlockingIOError, InterruptedError):
@@ -292,7 +282,7 @@ class WatchClient(AskingClient):
     def _keep_open(self) -> None:
         """Open the ways that are missing, now and whenever one is lost."""
         worked = {self._places[0]}
-        vain: Dict[_Route, int] = collections.defaultdict(int)  # attempts
+        vain: Dict[Route, int] = collections.defaultdict(int)  # attempts
         pause: Optional[float] = None
         while True:
             if self._way_lost.wait(pause):
@@ -314,7 +304,7 @@ class WatchClient(AskingClient):
                         self._places.remove(place)
             pause = min(_LONGEST_PAUSE, 2 * (pause or _PAUSE)) if there != set(self._places) else None
 
-    def _open(self, place: _Route) -> None:
+    def _open(self, place: Route) -> None:
         deadline = clock.now() + _OPENING
         sock = socket.socket(family_of(place.source), socket.SOCK_STREAM)
         try:
@@ -323,7 +313,7 @@ class WatchClient(AskingClient):
             sock.connect(place.target)
             got = self._session.got
             sock, welcome = introduce(sock, {**self._hello, "got": got}, self._secret, deadline, self._encrypt)
-            way = _SocketWay(sock, place, self._peer)
+            way = SocketWay(sock, place, self._peer)
             way.heard = got
             with self._sending:
                 with self._changing:
@@ -358,37 +348,3 @@ class HostAgentClient(WatchClient):
         others: Sequence[str] = (),
     ) -> None:
         super().__init__(address, secret, host, timeout, "agent", encrypt=encrypt, others=others)
-
-
-def _write_to_all(ways: Mapping[int, _SocketWay], frame: bytes) -> Dict[_SocketWay, OSError]:
-    """Write a frame to all ways, by their descriptors, at once; return those that failed.
-
-    They have ten seconds, but only one more once one of them has taken it.
-    """
-    rest = {number: memoryview(frame) for number in ways}
-    failed: Dict[_SocketWay, OSError] = {}
-    poller = select.poll()
-    for number in rest:
-        poller.register(number, select.POLLOUT)
-    deadline = clock.now() + STORE_GRACE
-    while rest:
-        ready = [number for number, _ in poller.poll(max(0, math.ceil(1000 * (deadline - clock.now()))))]
-        if not ready:
-            failed.update((ways[number], TimeoutError("it takes nothing")) for number in rest)
-            return failed
-        for number in ready:
-            try:
-                sent = ways[number].sock.send(rest[number], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                failed[ways[number]] = error
-                sent = len(rest[number])
-            else:
-                if sent == len(rest[number]):
-                    deadline = min(deadline, clock.now() + _BEHIND)
-            rest[number] = rest[number][sent:]
-            if not rest[number]:
-                del rest[number]
-                poller.unregister(number)
-    return failed

@@ -23,6 +23,9 @@ def test_without_a_launcher_there_is_one_rank_and_no_store() -> None:
 
 def test_identity_round_trip_and_hidden_secret() -> None:
     assert Identity.from_environ(RANK_3.to_environ()) == RANK_3
+    on_two_networks = dataclasses.replace(RANK_3, store_also=("10.2.0.1:4000", "[fd00::1]:4000"))
+    assert on_two_networks.to_environ()["DDL_STORE"] == f"{RANK_3.store},10.2.0.1:4000,[fd00::1]:4000"
+    assert Identity.from_environ(on_two_networks.to_environ()) == on_two_networks
     assert RANK_3.secret.hex() not in repr(RANK_3)
     assert repr(RANK_3.secret) not in repr(RANK_3)
 
@@ -74,6 +77,8 @@ def test_a_missing_variable_is_named(name: str) -> None:
         ("DDL_CROSS_RANK", "4"),
         ("DDL_CROSS_SIZE", "100"),
         ("DDL_STORE", "nowhere"),
+        ("DDL_STORE", "host:1,"),
+        ("DDL_STORE", "host:1,nowhere"),
         ("DDL_STORE", "host:0"),
         ("DDL_STORE", "host:99999"),
         ("DDL_STORE", ":80"),

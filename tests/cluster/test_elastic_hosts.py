@@ -9,6 +9,7 @@ from typing import Callable, Iterable, List, Sequence, Set, Tuple
 import pytest
 from cluster.elastic_hosts import PATIENCE, HostsJob
 from cluster.elastic_steps import Note
+from cluster.test_rails import ways
 from ipv6 import needs_kernel_with_ipv6
 
 from benchmarks.churn.hosts import CUT_OFF
@@ -238,16 +239,32 @@ def test_newcomers_on_two_rails_and_on_one(own_cluster: Cluster, tmp_path: Path)
         job.check("commits")
 
 
+def silently(cluster: Cluster) -> None:
+    cluster.cut("node2", 0)
+
+
+def for_all_to_see(cluster: Cluster) -> None:
+    """The kernel knows that the cable is out."""
+    cluster.link_down("node2", 0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("own_cluster", [Shape(3, rails=(None, None))], indirect=True, ids=[""])
-def test_a_newcomer_where_a_host_has_lost_its_first_rail(own_cluster: Cluster, tmp_path: Path) -> None:
-    """The store is on node1. The ranks of node2, too, learn from it who comes."""
+@pytest.mark.parametrize("lose", [silently, for_all_to_see])
+def test_newcomers_where_a_host_has_lost_its_first_rail(
+    own_cluster: Cluster, tmp_path: Path, lose: Callable[[Cluster], None]
+) -> None:
+    """The store is on node1. The ranks of node2, too, learn from it who comes; and processes of node2 find it."""
     options = ("--max-restarts", "20", "--blacklist-cooldown-range", "1", "1")
     with HostsJob(own_cluster, tmp_path, "commits", *options, slots=1) as job:
         there = job.full(3)
-        own_cluster.cut("node2", 0)
-        job.wait_until(lambda: "is silent" in job.words(there[1]), "node2's first rail should be known to be lost")
+        variables = own_cluster.run("node2", ["cat", f"/proc/{there[1].pid}/environ"]).stdout.split("\0")
+        port = next(text.rpartition(":")[2] for text in variables if text.startswith("DDL_STORE="))
+        job.wait_until(lambda: ways(own_cluster, port, 1) == 2, "the agent and the rank should come over both rails")
+        lose(own_cluster)
         job.kill([there[2]])
         job.change(lost=[2], joined={3})
+        job.kill([there[1]])
+        job.change(lost=[1, 2], joined={4})
         job.end()
         job.check("commits")

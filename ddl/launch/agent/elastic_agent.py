@@ -71,7 +71,7 @@ class ElasticAgentCourse:
     def _begin_rank(self, message: Mapping[str, Any]) -> None:
         agent, rank, host = self._agent, message["rank"], self._agent.assignment.host
         numbers = (rank, rank + 1, message["slot"], message["slots"], host, message["hosts"])
-        identity = Identity(*numbers, agent.store, agent.secret)
+        identity = Identity(*numbers, agent.store, agent.secret, agent.store_also)
         try:
             worker = agent.ranks.spawn(identity, newcomer(identity))
         except ResourceError as error:

@@ -6,7 +6,8 @@ variable               meaning
 DDL_RANK, DDL_SIZE     this process's number in the job, and how many there are
 DDL_LOCAL_RANK, _SIZE  the same among the ranks of this host
 DDL_CROSS_RANK, _SIZE  this host's number among the hosts, and how many there are
-DDL_STORE              host:port of the job's store, which runs in ddlrun
+DDL_STORE              host:port of the job's store, which runs in ddlrun; of a process that comes later, perhaps
+                       several on different networks, with commas between
 DDL_SECRET             the job's secret in hexadecimal; here and nowhere else, never on a command line
 DDL_RECORDS            the socket by which a rank passes its record to the part of ddlrun on its host (recordings.py)
 DDL_ELASTIC            1 in an elastic job, in which ranks come and go; not there in any other job

@@ -132,6 +132,11 @@ class RemoteHostAgent:
         """The address of the job's store."""
         return self._control.address
 
+    @property
+    def store_also(self) -> Tuple[str, ...]:
+        """Its addresses on other networks."""
+        return self._control.further_addresses
+
     # --- RankOwner ---
 
     def started(self) -> None:
