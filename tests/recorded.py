@@ -66,7 +66,7 @@ def process(rank: int, *communicators: CommunicatorRecord, store: str = "10.0.0.
     """Return the record of the rank's process."""
     return ProcessRecord(
         pid=4000 + rank,
-        identity={"rank": rank, "size": 3, "store": store},
+        identity={"rank": rank, "size": 3, "store": store, "job": store},
         monotonic=MONOTONIC,
         wall=WALL,
         unlisted=0,

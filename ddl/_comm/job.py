@@ -29,6 +29,7 @@ from ddl.errors import Error, PeerLost, ProtocolError, RendezvousError
 from ddl.machine import host_id
 from ddl.net import rails
 from ddl.net.address import apart_after
+from ddl.net.auth import name_of_job
 from ddl.net.encryption import prepare_encryption
 from ddl.net.interfaces import networks
 from ddl.store.messages import said_by
@@ -108,6 +109,7 @@ class Job:
             "generation": self.generation,
             "paused_seconds": self.paused_seconds,
             "store": identity.store,
+            "job": name_of_job(identity.secret),
             "timeout": self.settings.timeout,
             "version": __version__,
         }

@@ -33,6 +33,7 @@ __all__ = [
     "ServerProof",
     "encode_frame",
     "name_of",
+    "name_of_job",
     "prove_as_client",
     "recv_frame",
     "send_frame",
@@ -73,6 +74,11 @@ def check_secret(secret: bytes) -> bytes:
             "DDL_SECRET is their hexadecimal form"
         )
     return bytes(secret)
+
+
+def name_of_job(secret: bytes) -> str:
+    """Return what tells the job with this secret from others, and shows nothing of it; "" for one without."""
+    return hmac.digest(secret, b"ddl name of a job", "sha256")[:8].hex() if secret else ""
 
 
 def _mac(secret: bytes, role: int, hello: bytes, answer: bytes) -> bytes:

@@ -28,16 +28,15 @@ def read_dumps(folder: Path) -> Tuple[List[RankDump], Optional[JobEnd]]:
         raise ConfigError(f"{folder}: it has no dumps of ranks; write them with 'ddl dump --out {folder}' on each host")
     dumps = [_read(path, parse_dump) for path in paths]
     ranks: Dict[int, Path] = {}
-    stores: Dict[str, Path] = {}
+    jobs: Dict[str, Path] = {}
     for path, dump in zip(paths, dumps):
         other = ranks.setdefault(dump.number, path)
         if other is not path:
             raise ConfigError(f"{path}: it is of rank {dump.number}, as {other.name} is")
-        identity = dump.record.identity
-        if not identity.get("generation"):  # where ranks come and go, the store may move
-            stores.setdefault(str(identity.get("store")), path)
-    if len(stores) > 1:
-        first, second = list(stores.values())[:2]
+        if "job" in dump.record.identity:  # else it was before ``init``
+            jobs.setdefault(dump.record.identity["job"], path)
+    if len(jobs) > 1:
+        first, second = list(jobs.values())[:2]
         raise ConfigError(f"{second}: it is of another job than {first.name}; use a folder for each job")
     return dumps, end
 

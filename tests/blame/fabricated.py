@@ -71,7 +71,7 @@ def dump(
     **changes: Any,
 ) -> RankDump:
     """Return the dump of a rank. ``clock``: the same moment by the host's clock and by wall time."""
-    identity = {"rank": rank, "size": size, "number": rank, "host": host, "generation": 0, "store": "127.0.0.1:4000"}
+    identity = {"rank": rank, "size": size, "number": rank, "host": host, "generation": 0, "job": "a"}
     record = ProcessRecord(
         pid=1000 + rank,
         identity=identity,

@@ -67,7 +67,7 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     ]:
         path.write_text(text)
         assert f"{path}: {said}" in refused(capsys, str(tmp_path))
-    dumps[1].record.identity["store"] = "other:1"  # type: ignore[index]
+    dumps[1].record.identity["job"] = "b"  # type: ignore[index]
     write(tmp_path, dumps[1:2])
     assert f"{path}: it is of another job than rank.0.json" in refused(capsys, str(tmp_path))
     path.unlink()

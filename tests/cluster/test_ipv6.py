@@ -13,6 +13,7 @@ import pytest
 from cluster.test_doctor import NOISE, doctor
 from ipv6 import needs_kernel_with_ipv6
 
+from ddl.tools.dump_files import read_dumps
 from lab import Cluster, Shape
 from lab.wiring import Wiring
 
@@ -143,6 +144,20 @@ def test_hosts_with_both(own_cluster: Cluster, tmp_path: Path) -> None:
     seen = doctor(hosts, "-H", "node1,node2,node3", cwd=tmp_path)
     words = seen.find("error", "sharing")["text"]
     assert "rank 2 (host node2), rank 3 (host node2) can be reached over IPv4 only" in words, words
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own_cluster", [Shape(2, ip="both")], indirect=True)
+def test_who_is_to_blame_where_hosts_reach_ddlrun_at_different_addresses(own_cluster: Cluster, tmp_path: Path) -> None:
+    """The dumps of all ranks count as those of one job."""
+    program = "import os, ddl; ddl.init(); ddl.barrier(); ddl.rank() == 0 or os.abort(); ddl.barrier()"
+    environ = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
+    options = ["-H", "node1:1,[fd77::2]:1", "--dump-dir", str(tmp_path)]
+    line = [sys.executable, "-m", "ddl.launch", *options, sys.executable, "-c", program]
+    assert own_cluster.run("node1", line, env=environ, cwd="/", check=False).returncode != 0
+    dumps, _ = read_dumps(next(tmp_path.glob("*/rank.0.json")).parent)
+    assert len({dump.record.identity["store"] for dump in dumps}) == 2
+    assert len({dump.record.identity["job"] for dump in dumps}) == 1
 
 
 @pytest.mark.slow

@@ -71,8 +71,8 @@ def test_a_rank_ends_in_a_second_init(launcher: Launcher, script: Script) -> Non
 come()
 ddl.shutdown()
 if rank == 1:
-    from ddl.store.store import StoreClient
-    StoreClient.check_in = lambda *args, **kwargs: os._exit(4)
+    from ddl.store.asking import AskingClient
+    AskingClient.check_in = lambda *args, **kwargs: os._exit(4)
 come()
 """
     done = run(launcher, "-np", "3", script(COME + text))

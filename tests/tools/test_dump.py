@@ -56,7 +56,7 @@ COMMUNICATOR = CommunicatorRecord(
 )
 RANK = ProcessRecord(
     pid=42,
-    identity={"rank": 3, "size": 8, "store": "10.0.0.1:4000"},
+    identity={"rank": 3, "size": 8, "store": "10.0.0.1:4000", "job": "a"},
     monotonic=1.0,
     wall=2.0,
     unlisted=0,
@@ -205,7 +205,7 @@ def test_files_for_pytorch_need_a_folder(capsys: pytest.CaptureFixture[str]) -> 
     assert "--fr-trace: it writes files, so --out DIR must say where" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("changes", [{"store": "10.0.0.2:4000", "rank": 4}, {}])
+@pytest.mark.parametrize("changes", [{"job": "b", "rank": 4}, {}])
 def test_files_are_of_one_job(changes, tmp_path, monkeypatch, capsys) -> None:
     """Two jobs may have a rank of the same number."""
     other = dataclasses.replace(RANK, pid=43, identity={**RANK.identity, **changes})

@@ -101,9 +101,7 @@ def _of_host(pids: Sequence[int]) -> List[RankDump]:
                 raise
         finally:
             memory.close()
-    return sorted(
-        with_what_runs(dumps, WINDOW), key=lambda dump: (str(dump.record.identity.get("store", "")), dump.rank)
-    )
+    return sorted(with_what_runs(dumps, WINDOW), key=lambda dump: (str(dump.record.identity.get("job", "")), dump.rank))
 
 
 def _find(pid: int) -> ProcessMemory:
@@ -118,9 +116,9 @@ def _find(pid: int) -> ProcessMemory:
 
 def _check_names(dumps: Sequence[RankDump]) -> None:
     """Raise ``ConfigError`` if these ranks are of more jobs than one: their files would have the same names."""
-    stores = {dump.record.identity["store"] for dump in dumps if dump.rank >= 0}
+    jobs = {dump.record.identity["job"] for dump in dumps if dump.rank >= 0}
     names = [file_name(dump) for dump in dumps]
-    if len(stores) > 1 or len(set(names)) < len(names):
+    if len(jobs) > 1 or len(set(names)) < len(names):
         raise ConfigError("--out: ranks of several jobs are on this host; name all of one job, each by --pid PID")
 
 

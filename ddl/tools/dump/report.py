@@ -20,13 +20,13 @@ def report(dumps: Sequence[RankDump], last: int, where: str = "") -> List[str]:
     ``last``: operations of each communicator that are shown. ``where`` all ranks are: `` on this host``.
     """
     lines: List[str] = []
-    for store, group in groupby(dumps, key=lambda dump: dump.record.identity.get("store", "")):
+    for _, group in groupby(dumps, key=lambda dump: dump.record.identity.get("job", "")):
         members = list(group)
         identity = members[0].record.identity
         known = (
             f"{len(members)} of its {identity['size']} ranks" if "size" in identity else counted(len(members), "member")
         )
-        lines.append(f"job {store or 'without a store'}: {known}{where}")
+        lines.append(f"job {identity.get('store') or 'without a store'}: {known}{where}")
         for dump in members:
             lines += _rank(dump, last, where)
     return lines
