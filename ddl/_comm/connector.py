@@ -110,7 +110,7 @@ class Connector:
         deadline = clock.now() + _ATTEMPT_SECONDS
         secret, settings = self._job.secret, self._job.settings
         with connect_data(
-            address, secret, hello, deadline, settings.congestion, source, encrypt=settings.encrypt
+            [address], secret, hello, deadline, settings.congestion, source, encrypt=settings.encrypt
         ) as sock:
             tls = sock.session if isinstance(sock, EncryptedSocket) else None
             self._core.add_connection(peer, number, sock.detach(), tls)

@@ -80,14 +80,16 @@ def _key(number: int) -> str:
 def _call(job: Job, number: int, message: Dict[str, Any]) -> None:
     hello = {"member": job.number, "said": message}
     deadline = clock.now() + _CALL_SECONDS
-    connect_data(job.address(number, 0), job.secret, hello, deadline, encrypt=job.settings.encrypt).close()
+    places = [job.address(number, rail) for rail in range(len(job.rails))]  # some may be lost
+    connect_data(places, job.secret, hello, deadline, encrypt=job.settings.encrypt).close()
 
 
 def _follow(
     job: Job, me: Peer, agent: Agent, address: str, seconds: float, wanted: Callable[[], bool]
 ) -> Callable[[], bool]:
     """Connect to the store at ``address``, which was elected, and tell it what it cannot know. See ``Effects``."""
-    watch = job.connect_to_store(address, seconds)
+    main, *others = address.split(",")
+    watch = job.connect_to_store(main, seconds, others)
     with job.following:  # one after the other: the store of an older election must not come last
         if not wanted():
             watch.close()
@@ -171,11 +173,11 @@ def connect_to_members(job: Job) -> List[socket.socket]:
             # The rails are not known yet. What led to the store will lead to them; else any address that we can use.
             families, network = [own.family for own in job.me.offers], job.network_of_store
             offers = _peer(job, number, deadline).offers
-            offer = min(offers, key=lambda each: (each.network != network, each.family not in families))
+            best = sorted(offers, key=lambda each: (each.network != network, each.family not in families))
             hello = {"follows": job.number}
-            where = (offer.address, offer.port)
+            places = [(offer.address, offer.port) for offer in best]
             settings = job.settings
-            sock = connect_data(where, job.secret, hello, deadline, settings.congestion, encrypt=settings.encrypt)
+            sock = connect_data(places, job.secret, hello, deadline, settings.congestion, encrypt=settings.encrypt)
             try:
                 socks.append(plain_end(sock))
             except BaseException:

@@ -162,7 +162,7 @@ class Job:
         nonce, self._nonce_block = Nonce.place()
         here = self.settings.host_id or host_id()
         if self.settings.elastic:
-            where, encrypt = offers[0].address, self.settings.encrypt
+            where, encrypt = [offers[0].address], self.settings.encrypt
             self.generations = Generations.of(watch, here, self.secret, where, newcomer, encrypt)
         self.agent = Agent(
             rank=self.number,
@@ -212,6 +212,7 @@ class Job:
         return next((offer.network for offer in self.me.offers if offer.address == host), "")
 
     def connect_to_store(self, address: str, limit: float, others: Sequence[str] = ()) -> WatchClient:
+        """Connect to the store at one of its addresses, with a deadline of ``limit`` seconds."""
         return WatchClient(address, self.secret, self.number, limit, encrypt=self.settings.encrypt, others=others)
 
     def use_store(self, watch: WatchClient) -> None:
@@ -219,6 +220,7 @@ class Job:
         with self._introduced:
             self._watch = watch
             self._introduced.notify_all()
+        self._use_all_rails()
 
     def ask(self, question: Callable[[WatchClient], _T]) -> _T:
         """Return the store's answer. If that store is lost where ranks come and go, ask the next one the same."""
@@ -256,10 +258,14 @@ class Job:
         """Find out which networks carry data: it follows from what all members have said, so all find the same."""
         peers = [self.peers[number] for number in self.members]
         self.rails = rails.choose([p.host_id for p in peers], [p.offers for p in peers], self.settings.rails)
+        if self.generations is not None:
+            self.generations.own_addresses = [self.address(self.number, rail)[0] for rail in range(len(self.rails))]
+        self._use_all_rails()
+
+    def _use_all_rails(self) -> None:
+        """Let the connection to the store use all rails: one of them may be lost."""
         assert self._watch is not None
         self._watch.also_over([offer.address for offer in self.me.offers if offer.network in self.rails])
-        if self.generations is not None:
-            self.generations.store_host = self.address(self.number, 0)[0]
 
     def meet(self, ranks: Sequence[int], value: str) -> Tuple[int, List[str]]:
         """Swap values among some ranks of the job, which call this alike; return them in that order. Blocking.

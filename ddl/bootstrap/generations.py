@@ -12,11 +12,12 @@ import os
 import socket
 import threading
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional, Protocol, Tuple
+from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple
 
 from ddl import clock
 from ddl.bootstrap.vote_cell import SharedCell
 from ddl.errors import ConfigError, Error, InternalError, LeftOut, ProtocolError, RendezvousError
+from ddl.net.address import EVERYWHERE, format_address, is_loopback, parse_address
 from ddl.net.auth import send_frame
 from ddl.store.membership.acceptor import VoteCell
 from ddl.store.membership.limits import ElasticLimits
@@ -41,8 +42,8 @@ class Effects:
 
     to_store: Callable[[Message], None]  #: send to the store; raises PeerLost
     to_member: Callable[[int, Message], None]  #: call a member; blocks, raises Error or OSError
-    #: Connect to the store at an address, in so many seconds, and use it if it is still wanted then; blocks, raises.
-    #: Returns how to ask whether that connection has ended.
+    #: Connect to the store at an address (of several, with commas between them, one that works), in so many seconds,
+    #: and use it if it is still wanted then; blocks, raises. Returns how to ask whether that connection has ended.
     follow: Callable[[str, float, Callable[[], bool]], Callable[[], bool]]
     break_all: Callable[[str, str], None]  #: fail all communicators: the kind of error, and why
 
@@ -66,7 +67,7 @@ class Generations:
         cell: SharedCell,
         limits: ElasticLimits,
         secret: bytes,
-        store_host: str,
+        own_addresses: Sequence[str],
         encrypt: bool,
         host_timeout: float,
     ) -> None:
@@ -77,7 +78,8 @@ class Generations:
         self._secret = secret
         self._encrypt = encrypt
         self._host_timeout = host_timeout
-        self.store_host = store_host  #: an address of this host, for a store that this process may have to serve
+        #: Of this host, the best one first, for a store that this process may have to serve.
+        self.own_addresses = own_addresses
         self._effects: Optional[Effects] = None
         self._cells: Dict[int, SharedCell] = {participant.incarnation: cell}  # also of the ranks of this host
         self._changed = threading.Condition()
@@ -88,7 +90,13 @@ class Generations:
 
     @classmethod
     def of(
-        cls, watch: WatchClient, host_id: str, secret: bytes, store_host: str, newcomer: bool, encrypt: bool
+        cls,
+        watch: WatchClient,
+        host_id: str,
+        secret: bytes,
+        own_addresses: Sequence[str],
+        newcomer: bool,
+        encrypt: bool,
     ) -> Generations:
         """Return the generations of ``watch``'s process. ``ConfigError`` where the job's ranks cannot change."""
         told = watch.elastic
@@ -109,7 +117,7 @@ class Generations:
             host_timeout=watch.host_timeout,
             store=ballot,
         )
-        return cls(participant, cell, limits, secret, store_host, encrypt, watch.host_timeout)
+        return cls(participant, cell, limits, secret, own_addresses, encrypt, watch.host_timeout)
 
     # --- for the agent (its thread) ---
 
@@ -342,10 +350,11 @@ class Generations:
     def _serve(self, message: Message) -> None:
         """Begin the store that this process was elected to have."""
         record, ballot = GenerationRecord.parse(message["record"]), BallotNumber.parse(message["ballot"])
+        known = self.own_addresses
         server = StoreServer(
             self._secret,
             max(record.members) + 1,
-            self.store_host,
+            known[0] if is_loopback(known[0]) else EVERYWHERE,
             elastic=self.limits,
             witness=False,
             succeeds=(record, ballot, bool(message["interrupted"])),
@@ -356,8 +365,10 @@ class Generations:
             before, self.server = self.server, server
         if before is not None:
             before.close()
-        log.info("this process serves the job's store now, at %s", server.address)
-        self._do(lambda machine, now: machine.serving(server.address, now))
+        _, port = parse_address(server.address)
+        addresses = ",".join(format_address(address, port) for address in known)
+        log.info("this process serves the job's store now, at %s", addresses)
+        self._do(lambda machine, now: machine.serving(addresses, now))
 
     def _follow(self, effects: Effects, ballot: BallotNumber, address: str) -> None:
         def wanted() -> bool:  # not if another store was elected meanwhile

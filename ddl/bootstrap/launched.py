@@ -24,13 +24,13 @@ from ddl import at_exit, clock
 from ddl.bootstrap.environ import Identity, Settings
 from ddl.bootstrap.meeting import Launched, Rendezvous, Share, meet, places
 from ddl.errors import ConfigError, RendezvousError
-from ddl.net.address import connect, parse_address
+from ddl.net.connecting import first_to_answer
 from ddl.store.server import StoreServer
 
 __all__ = ["admission", "detect", "identity", "numbered"]
 
 _RETRY = 0.02  # seconds between two looks at the file
-_ANSWERS = 2.0  # seconds that an address in the file has to answer
+_ANSWERS = 5.0  # seconds for one of the addresses in the file to answer
 
 
 def detect(environ: Mapping[str, str]) -> Optional[Launched]:
@@ -236,10 +236,9 @@ def _by_file(path: Path, text: Optional[str], process: Launched, patience: float
 
 def _alive(text: str) -> bool:
     """Whether somebody answers where the text says: a file may be left from a job that was killed."""
-    for address in json.loads(text)["addresses"]:
-        with contextlib.suppress(OSError):
-            connect(*parse_address(address), _ANSWERS).close()
-            return True
+    with contextlib.suppress(OSError):
+        first_to_answer(json.loads(text)["addresses"], _ANSWERS)
+        return True
     return False
 
 

@@ -17,8 +17,9 @@ from typing import Callable, List, Optional, Sequence, Tuple, Union
 from ddl.bootstrap.environ import Identity, Settings
 from ddl.errors import InvalidArgument, RendezvousError
 from ddl.machine import host_id
-from ddl.net.address import EVERYWHERE, connect, format_address, is_loopback, parse_address
+from ddl.net.address import EVERYWHERE, format_address, is_loopback, parse_address
 from ddl.net.auth import check_secret
+from ddl.net.connecting import first_to_answer
 from ddl.net.encryption import prepare_encryption
 from ddl.net.interfaces import addresses
 from ddl.net.shortage import threads_for
@@ -28,7 +29,7 @@ from ddl.store.store import StoreClient
 
 __all__ = ["JobInvitation", "Launched", "Rendezvous", "Share", "located", "meet", "places", "serve"]
 
-_ANSWERS = 2.0  # seconds that an address of the store has to answer
+_ANSWERS = 5.0  # seconds for one of the store's addresses to answer
 _MOST_ADDRESSES = 8  # PMI's values are short
 
 Share = Callable[[Optional[str]], str]  #: rank 0 passes its text, the others None; all get rank 0's
@@ -235,14 +236,11 @@ def _outside_addresses() -> List[str]:
 
 
 def _first_that_answers(known: Sequence[str], who: Launched) -> str:
-    problems = []
-    for address in known:
-        try:
-            connect(*parse_address(address), _ANSWERS).close()
-            return address
-        except OSError as error:
-            problems.append(f"{address}: {error}")
-    raise RendezvousError(
-        f"rank {who.rank} cannot reach the job's store at {'; '.join(problems)}; set DDL_INTERFACE on the host that "
-        "has it (rank 0's, or that of the program with the ddl.JobStore) to the address by which others reach it"
-    )
+    try:
+        return first_to_answer(known, _ANSWERS)
+    except OSError as error:
+        raise RendezvousError(
+            f"rank {who.rank} cannot reach the job's store at {', '.join(known)} ({error}); set DDL_INTERFACE on the "
+            "host that has it (rank 0's, or that of the program with the ddl.JobStore) to the address by which others "
+            "reach it"
+        ) from error

@@ -15,13 +15,14 @@ import struct
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ddl import _core, clock
 from ddl.errors import ConfigError, ProtocolError
 from ddl.net import rails
-from ddl.net.address import family_of, socket_towards
+from ddl.net.address import family_of
 from ddl.net.auth import AuthError, prove_as_client, recv_frame, send_frame
+from ddl.net.connecting import Place, connect_to_first
 from ddl.net.rails import RailOffer
 
 __all__ = [
@@ -142,7 +143,7 @@ def listen_memory() -> Tuple[socket.socket, str]:
 
 
 def connect_data(
-    address: Tuple[str, int],
+    places: Sequence[Place],
     secret: bytes,
     hello: Dict[str, Any],
     deadline: float,
@@ -151,18 +152,19 @@ def connect_data(
     *,
     encrypt: bool,
 ) -> socket.socket:
-    """Connect to ``address``, prove the secret and send ``hello``, all by ``deadline`` (monotonic seconds).
+    """Connect to the first of ``places`` of one process that answers, prove the secret and send ``hello``.
 
-    ``source``: the address of this host to connect from; empty: as the routing table says. To ``encrypt``, the socket
-    is an ``EncryptedSocket``.
+    All that by ``deadline`` (monotonic seconds). ``source``: the address of this host to connect from; empty: as the
+    routing table says. To ``encrypt``, the socket is an ``EncryptedSocket``.
     """
-    sock = socket_towards(address[0])
-    try:
+
+    def prepare(sock: socket.socket) -> None:
         choose_congestion_control(sock, congestion)
-        sock.settimeout(max(0.1, deadline - clock.now()))
         if source:
             sock.bind((source, 0))
-        sock.connect(address)
+
+    sock, _ = connect_to_first(places, max(0.1, deadline - clock.now()), prepare)
+    try:
         sock = prove_as_client(sock, secret, deadline, encrypt=encrypt, read_ahead=True)
         send_frame(sock, hello, deadline)
         reconsider_congestion_control(sock, congestion)

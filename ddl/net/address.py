@@ -1,14 +1,12 @@
-"""``host:port`` text and back, connecting and listening there, and whether anybody is still at the other end."""
+"""``host:port`` text and back, listening there, and whether anybody is still at the other end."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import socket
 import struct
 from typing import List, Tuple
 
-from ddl import clock
 from ddl.errors import ResourceError
 
 __all__ = [
@@ -16,7 +14,6 @@ __all__ = [
     "HOST_TIMEOUT",
     "apart_after",
     "bound",
-    "connect",
     "family_of",
     "fell_silent",
     "format_address",
@@ -85,30 +82,6 @@ def socket_towards(address: str, kind: socket.SocketKind = socket.SOCK_STREAM) -
     sock = socket.socket(family_of(address), kind)
     if sock.family == socket.AF_INET6:
         sock.setsockopt(socket.IPPROTO_IPV6, _IPV6_ADDR_PREFERENCES, _PREFER_PUBLIC)
-    return sock
-
-
-def connect(host: str, port: int, timeout: float) -> socket.socket:
-    """Return a TCP connection to the first of a host's addresses that answers; ``timeout`` is for all together.
-
-    Raises OSError, that of the last address.
-    """
-    deadline = clock.now() + timeout
-    *others, last = resolve(host)
-    for number, address in enumerate(others):
-        with contextlib.suppress(OSError):
-            return _connected(address, port, (deadline - clock.now()) / (len(others) + 1 - number))
-    return _connected(last, port, deadline - clock.now())
-
-
-def _connected(address: str, port: int, timeout: float) -> socket.socket:
-    sock = socket_towards(address)
-    try:
-        sock.settimeout(max(0.01, timeout))
-        sock.connect((address, port))
-    except BaseException:
-        sock.close()
-        raise
     return sock
 
 

@@ -7,6 +7,7 @@ open; so a child closes its copies at once.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -17,8 +18,9 @@ from typing import Any, Dict, Optional, Sequence, Tuple, Type, TypeVar
 
 from ddl import clock
 from ddl.errors import ConfigError, RendezvousError
-from ddl.net.address import connect, notice_silence, parse_address
+from ddl.net.address import notice_silence, parse_address
 from ddl.net.auth import AuthError, prove_as_client, recv_frame, send_frame
+from ddl.net.connecting import connect, first_to_answer
 
 __all__ = ["STORE_GRACE", "Client", "introduce"]
 
@@ -80,20 +82,20 @@ def _join(
 ) -> Tuple[socket.socket, Dict[str, Any], str]:
     """Connect, prove the secret and claim the rank, trying all addresses again until the time is over."""
     try:
-        places = [parse_address(address) for address in addresses]
+        places = {address: parse_address(address) for address in addresses}
     except ValueError as error:
         raise ConfigError(f"rank {rank}: the store's address (DDL_STORE) is wrong: {error}") from error
     deadline = clock.now() + timeout
     hello = {"role": role, "rank": rank, "host": socket.gethostname()}
     problems: Dict[str, Exception] = {}
     while True:
-        for address, place in zip(addresses, places):
+        for address in _best_first(addresses, deadline):
             if address in problems and clock.now() + _RETRY >= deadline:
                 continue  # what was wrong before says more than that there was no time
             answer, end = _time_for_one(deadline, len(places))
             sock = None
             try:
-                sock = connect(*place, answer)
+                sock = connect(*places[address], answer)
                 joined, welcome = introduce(sock, hello, secret, end, encrypt)
                 sock = None
                 return joined, welcome, address
@@ -112,6 +114,15 @@ def _join(
                 "this host?"
             ) from problems[addresses[-1]]
         time.sleep(_RETRY)
+
+
+def _best_first(addresses: Sequence[str], deadline: float) -> Sequence[str]:
+    """Return the store's addresses, beginning with that which answers first: a network may be lost."""
+    if len(addresses) > 1:
+        with contextlib.suppress(OSError):  # each will say why
+            best = first_to_answer(addresses, min(_ANSWERS, deadline - clock.now()))
+            return sorted(addresses, key=lambda address: address != best)
+    return addresses
 
 
 def _time_for_one(deadline: float, addresses: int) -> Tuple[float, float]:

@@ -117,10 +117,14 @@ class WatchClient(AskingClient):
             # A bridge for containers has the same address everywhere.
             if target is not None and target not in here and source != first.source and target != host
         ]
-        if further and host not in here:
+        if not further or host in here:
+            return
+        with self._changing:
+            if self._places:  # meanwhile, by another thread
+                return
             self._places = [first, *further]
-            self._way_lost.set()
-            threading.Thread(target=self._keep_open, name="ddl-ways", daemon=True).start()
+        self._way_lost.set()
+        threading.Thread(target=self._keep_open, name="ddl-ways", daemon=True).start()
 
     def send(self, message: Message) -> None:
         """Send a message; PeerLost if the store is gone or has not read for ten seconds."""

@@ -1,7 +1,8 @@
 """A training on hosts whose ranks come and go, for test_elastic_hosts.py: each rank notes every step that it finishes.
 
-``python elastic_steps.py FOLDER commits|training``: the first is a program of ``ddl.elastic`` with numpy, the second
-one of ``ddl_torch.elastic.Training``. A step takes 50 ms. The file FOLDER/steps has a line for each step that a rank
+``python elastic_steps.py FOLDER commits|training|large``: the first is a program of ``ddl.elastic`` with numpy, the
+second one of ``ddl_torch.elastic.Training``, the third the same with so many weights that members send them while they
+train. A step takes 50 ms. The file FOLDER/steps has a line for each step that a rank
 has finished: see ``Note``. The file FOLDER/end has the step after which all end. Where FOLDER/die.POINT.N exists,
 process N kills itself when it next comes to that point, and so many seconds after it as the file says. Points are
 "sync", "commit" and "step" (the first one after a change).
@@ -105,7 +106,7 @@ def commits(diary: Diary) -> None:
     train(state)
 
 
-def training(diary: Diary) -> None:
+def training(diary: Diary, width: int = 64) -> None:
     import torch
 
     import ddl_torch
@@ -122,7 +123,7 @@ def training(diary: Diary) -> None:
 
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+    model = torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.ReLU(), torch.nn.Linear(width, 1))
     plain = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     optimizer = ddl_torch.DistributedOptimizer(plain, model.named_parameters())
     batches = ddl_torch.elastic.ElasticBatches(100_000, 8)
@@ -142,6 +143,10 @@ def training(diary: Diary) -> None:
             diary.may_die("commit")
 
 
+def large(diary: Diary) -> None:
+    training(diary, 60_000)
+
+
 if __name__ == "__main__":
     ddl.init()
-    {"commits": commits, "training": training}[sys.argv[2]](Diary(Path(sys.argv[1])))
+    {"commits": commits, "training": training, "large": large}[sys.argv[2]](Diary(Path(sys.argv[1])))

@@ -268,3 +268,47 @@ def test_newcomers_where_a_host_has_lost_its_first_rail(
         job.change(lost=[1, 2], joined={4})
         job.end()
         job.check("commits")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own_cluster", [Shape(4, rails=(None, None))], indirect=True, ids=[""])
+@pytest.mark.parametrize("lose", [silently, for_all_to_see])
+def test_a_newcomer_asks_members_for_their_state_where_one_has_lost_its_first_rail(
+    own_cluster: Cluster, tmp_path: Path, lose: Callable[[Cluster], None]
+) -> None:
+    options = ("--max-restarts", "20", "--blacklist-cooldown-range", "1", "1")
+    with HostsJob(own_cluster, tmp_path, "large", *options, slots=1, variables={"DDL_LOG": "info"}) as job:
+        there = job.full(4)
+        lose(own_cluster)
+        job.kill([there[3]])
+        job.change(lost=[3], joined={4})
+        job.end()
+        job.check("large")
+        said = (tmp_path / "logs" / "rank.4.err").read_text()
+        assert "INFO: " in said and "state of the job" not in said, said  # that it cannot ask one, or not follow it
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own_cluster", [Shape(4, rails=(None, None))], indirect=True, ids=[""])
+@pytest.mark.parametrize("lose", [silently, for_all_to_see])
+def test_the_store_is_lost_where_a_host_has_lost_its_first_rail(
+    own_cluster: Cluster, tmp_path: Path, lose: Callable[[Cluster], None]
+) -> None:
+    """The ranks of node2 take part in elections: of a store on node1 when ddlrun is killed, then of one elsewhere."""
+    with HostsJob(own_cluster, tmp_path, "commits", *PATIENT, slots=1) as job:
+        job.full(4)
+        lose(own_cluster)
+        job.full(4, time.monotonic())
+        job.process.kill()
+        there = job.full(4, time.monotonic())
+        job.kill([there[3]])
+        job.change(lost=[3])
+        there = job.full(3, time.monotonic())
+        since = time.monotonic()
+        for rail in range(2):
+            own_cluster.cut("node1", rail)
+        on = [note for note in there.values() if note.host != "node1"]
+        job.go_on(since, on)
+        job.let_end()
+        job.wait_for_ends(on)
+        job.check("commits")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import threading
 from types import ModuleType
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from carrying import carry
 
@@ -37,14 +37,14 @@ class Between:
         self._module.connect_data = self._connect
 
     def _connect_through(
-        self, address: Tuple[str, int], secret: bytes, hello: Dict[str, Any], *args: Any, **kwargs: Any
+        self, places: List[Tuple[str, int]], secret: bytes, hello: Dict[str, Any], *args: Any, **kwargs: Any
     ) -> socket.socket:
         if self._rail is not None and self._rail != hello["stream"] // _core.STREAMS:
-            return self._connect(address, secret, hello, *args, **kwargs)
+            return self._connect(places, secret, hello, *args, **kwargs)
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            threading.Thread(target=self._carry, args=(listener, address), daemon=True).start()
+            threading.Thread(target=self._carry, args=(listener, *places), daemon=True).start()
             deadline, congestion = args[:2]  # no address to connect from: it is this host's
-            return self._connect(listener.getsockname(), secret, hello, deadline, congestion, **kwargs)
+            return self._connect([listener.getsockname()], secret, hello, deadline, congestion, **kwargs)
 
     def _carry(self, listener: socket.socket, address: Tuple[str, int]) -> None:
         with listener.accept()[0] as here, socket.create_connection(address) as there:

@@ -91,7 +91,7 @@ def test_a_connection_has_it_from_its_beginning() -> None:
         server = threading.Thread(target=serve)
         server.start()
         deadline = time.monotonic() + 60
-        with connect_data(listener.getsockname(), secret, {"rank": 1}, deadline, "reno", encrypt=False) as sock:
+        with connect_data([listener.getsockname()], secret, {"rank": 1}, deadline, "reno", encrypt=False) as sock:
             assert control_of(sock) == "reno"
         server.join()
     assert heard == ["reno"]

@@ -157,14 +157,14 @@ def with_late_connections(late: str) -> Dict[str, Any]:
     """
     connect, one_has_ended = ddl._comm.connector.connect_data, threading.Event()
 
-    def later(address: Any, secret: bytes, hello: Dict[str, Any], deadline: float, *rest: Any, **named: Any) -> Any:
+    def later(places: Any, secret: bytes, hello: Dict[str, Any], deadline: float, *rest: Any, **named: Any) -> Any:
         number = hello["stream"] // _core.STREAMS
         large = hello["stream"] % _core.STREAMS >= _core.CHANNELS
         if large and number == 0 and late == "first":
             time.sleep(0.5)
         if large and number != 0 and late == "others":
             one_has_ended.wait(100)
-        return connect(address, secret, hello, time.monotonic() + 60, *rest, **named)
+        return connect(places, secret, hello, time.monotonic() + 60, *rest, **named)
 
     ddl._comm.connector.connect_data = later
     try:
@@ -204,8 +204,8 @@ def leave_while_a_connection_is_made() -> List[float]:
     """Rank 1 is slow to take a connection that rank 0 has and uses already; rank 0 is through, and leaves."""
     connect = ddl._comm.connector.connect_data
 
-    def later(address: Any, secret: bytes, hello: Dict[str, Any], deadline: float, *rest: Any, **named: Any) -> Any:
-        sock = connect(address, secret, hello, deadline, *rest, **named)
+    def later(places: Any, secret: bytes, hello: Dict[str, Any], deadline: float, *rest: Any, **named: Any) -> Any:
+        sock = connect(places, secret, hello, deadline, *rest, **named)
         if hello["stream"] // _core.STREAMS == 1:
             time.sleep(0.6)
         return sock
@@ -261,7 +261,7 @@ def strangers() -> Dict[str, Any]:
         if rank == 1:
             hello = {"communicator": group.number, "rank": 1, "stream": _core.stream_of(1, 0), **claims}
             job, deadline = group.job, time.monotonic() + 60
-            sock = connect_data(job.address(0, 0), job.secret, hello, deadline, encrypt=job.settings.encrypt)
+            sock = connect_data([job.address(0, 0)], job.secret, hello, deadline, encrypt=job.settings.encrypt)
             with sock:
                 if not hang_up_within(sock, 30):
                     believed.append(name)

@@ -160,7 +160,7 @@ def called_too_late() -> Tuple[int, int, int]:
         for number in numbers:
             hello = {"communicator": number, "rank": 1, "stream": 0}
             deadline = time.monotonic() + 60
-            with connect_data(job.address(0, 0), job.secret, hello, deadline, encrypt=job.settings.encrypt) as sock:
+            with connect_data([job.address(0, 0)], job.secret, hello, deadline, encrypt=job.settings.encrypt) as sock:
                 sock.settimeout(60)
                 came += sock.recv(1) == b""  # rank 0 has hung up
     until_all_are_connected()

@@ -1,4 +1,4 @@
-"""Addresses of IPv4 and IPv6: which is tried first, what else is tried, and that a listener takes both."""
+"""Addresses of IPv4 and IPv6: their order, that a listener takes both, and whether somebody is at the other end."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import socket
 import struct
 import threading
 import time
-from typing import Any, Iterator, List, Tuple
+from typing import Any, Iterator, List
 
 import pytest
 from ipv6 import needs_ipv6
 
 from ddl.net import address
-from ddl.net.address import EVERYWHERE, connect, family_of, fell_silent, listen, notice_silence, resolve, silent_for
+from ddl.net.address import EVERYWHERE, family_of, fell_silent, listen, notice_silence, resolve, silent_for
 from ddl.net.auth import name_of
+from ddl.net.connecting import connect
 
 HERE = ["127.0.0.1", "::1"]
 
@@ -43,44 +44,6 @@ def test_ipv4_is_first(names: List[str]) -> None:
     names += ["::1", "127.0.0.1", "::1"]
     assert resolve("both") == HERE
     assert resolve("::1") == ["::1"] and resolve("127.0.0.1") == ["127.0.0.1"]
-
-
-@needs_ipv6
-@pytest.mark.parametrize("there", HERE)
-def test_the_other_address_is_tried(there: str, names: List[str]) -> None:
-    names += HERE
-    with port_at(there) as port, connect("both", port, 100.0) as sock:
-        assert sock.getpeername()[:2] == (there, port)
-        assert sock.gettimeout() is not None
-    with pytest.raises(ConnectionRefusedError):
-        connect("both", port, 100.0)
-
-
-def test_an_address_that_does_not_answer_takes_its_share_of_the_time_only(
-    names: List[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the first one leaves is for the others."""
-    names += ["127.0.0.1", "127.0.0.2", "::1"]
-    now = 100.0
-    given: List[float] = []
-
-    class Silent:
-        def settimeout(self, seconds: float) -> None:
-            given.append(seconds)
-
-        def connect(self, place: Tuple[str, int]) -> None:
-            nonlocal now
-            now += given[-1]
-            raise TimeoutError(f"{place[0]} timed out")
-
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setattr(address, "socket_towards", lambda _: Silent())
-    monkeypatch.setattr(address.clock, "now", lambda: now)
-    with pytest.raises(TimeoutError, match="::1 timed out"):
-        connect("three", 1, 9.0)
-    assert given == pytest.approx([3.0, 3.0, 3.0])
 
 
 @needs_ipv6

@@ -18,8 +18,9 @@ from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 from ddl import clock
 from ddl.errors import Error
 from ddl.launch.agent.reach import TOKEN, Target
-from ddl.net.address import connect, family_of, socket_towards
+from ddl.net.address import family_of, socket_towards
 from ddl.net.auth import prove_as_client, read_exactly
+from ddl.net.connecting import connect
 from ddl.tools.doctor.responder import CHUNK, FLOOD, TIME, WANTS
 from ddl.tuning.tournament import tournament
 
