@@ -7,6 +7,7 @@ two connections have the same. The native core is loaded when a process first en
 from __future__ import annotations
 
 import errno
+import logging
 import select
 import socket
 import threading
@@ -17,7 +18,9 @@ from ddl.errors import PeerLost, ResourceError
 if TYPE_CHECKING:
     from ddl import _core
 
-__all__ = ["EncryptedSocket", "begin", "prepare_encryption"]
+__all__ = ["EncryptedSocket", "begin", "can_encrypt", "prepare_encryption"]
+
+log = logging.getLogger("ddl")
 
 _RECORD = 16 << 10  # bytes that go or come at once
 
@@ -29,6 +32,22 @@ def prepare_encryption(encrypt: bool, openssl: str) -> None:
     """
     if encrypt:
         _native().load_openssl(openssl)
+
+
+def can_encrypt(openssl: str) -> bool:
+    """Return whether this process can encrypt; ``openssl`` as for ``prepare_encryption``. The log says what is missing.
+
+    For what is encrypted wherever both ends can.
+    """
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        try:
+            prepare_encryption(True, openssl)
+            begin(ours, True, bytes(32), read_ahead=False)  # it may be an OpenSSL without what we need
+        except ResourceError as error:
+            log.info("nothing is encrypted: %s", error)
+            return False
+    return True
 
 
 def begin(sock: socket.socket, server: bool, key: bytes, *, read_ahead: bool) -> _core.TlsSession:

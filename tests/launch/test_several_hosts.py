@@ -134,7 +134,7 @@ def test_an_agent_that_has_lost_ddlrun_says_so_and_why_its_ranks_end(tmp_path: P
         line = [sys.executable, "-m", "ddl.launch.agent.remote"]
         agent = subprocess.Popen(line, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
         assert agent.stdin is not None
-        agent.stdin.write(Invitation(secret, (server.address,), 0, 100.0, False, "").text() + "\n")
+        agent.stdin.write(Invitation(secret, (server.address,), 0, 100.0, False, True, "").text() + "\n")
         agent.stdin.flush()
         assert news.get(timeout=100)["type"] == "hello"
         job = Assignment((0, 1), 2, 0, 1, program, str(tmp_path), (), str(tmp_path / "logs"), True, False, "")

@@ -18,7 +18,7 @@ from ddl.launch.launchers.ssh import SshLauncher
 
 
 def test_invitations_are_read_back_and_not_shown() -> None:
-    invitation = Invitation(bytes(range(32)), ("10.0.0.1:5", "[::1]:6"), 3, 5.0, True, "/a/libssl.so")
+    invitation = Invitation(bytes(range(32)), ("10.0.0.1:5", "[::1]:6"), 3, 5.0, True, False, "/a/libssl.so")
     assert Invitation.parse(invitation.text()) == invitation
     assert bytes(range(32)).hex() not in repr(invitation)
     for text in ("", "{}", "[1]", '{"secret": "zz"}', "[" * 100_000):

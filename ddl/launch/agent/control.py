@@ -4,7 +4,7 @@ The invitation
     One JSON line that an agent is started with, through a channel that no stranger reads (ssh's standard input, or the
     environment that srun and mpiexec carry): ``secret``, ``addresses`` of ddlrun's store, ``host`` (its number; null
     where the launcher's own variables tell it), ``timeout`` in seconds; ``encrypt`` and ``openssl``: as DDL_ENCRYPT
-    and DDL_OPENSSL.
+    and DDL_OPENSSL; ``can_encrypt``: ddlrun can, so the agent does if it can, too.
 From an agent
     ``hello`` (name, version, python); ``ready`` (addresses, token, port): it can start its ranks, has ports there, and
     keeps that port for rank 0; ``met`` (problems, warnings): what it found at the others' ports; ``problem`` text: it
@@ -49,7 +49,7 @@ from ddl.launch.ask.placement import Placement
 
 __all__ = ["INVITATION", "Assignment", "Entrance", "Invitation", "assignment_of", "cut_off", "gone_since"]
 
-#: Variables of ddlrun that ranks on other hosts get, too (others need --env). Only --encrypt encrypts them.
+#: Variables of ddlrun that ranks on other hosts get, too (others need --env).
 _CARRIED = (
     *("DDL_", "HOROVOD_", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "PYTHON", "CONDA_", "NCCL_", "UCX_"),
     *("TORCH_", "TF_", "KERAS_"),
@@ -63,13 +63,14 @@ INVITATION = "DDL_INVITATION"  #: the variable that holds it where it does not c
 
 @dataclass(frozen=True)
 class Invitation:
-    """How an agent finds ddlrun."""
+    """How an agent finds ddlrun. It must ``encrypt``; else it does where it can, and ddlrun can (``can_encrypt``)."""
 
     secret: bytes = dataclasses.field(repr=False)
     addresses: Tuple[str, ...]
     host: Optional[int]
     timeout: float
     encrypt: bool
+    can_encrypt: bool
     openssl: str
 
     def text(self) -> str:

@@ -24,7 +24,7 @@ from ddl.launch.agent.rank_environ import keep_port
 from ddl.launch.agent.reach import TokenPort
 from ddl.launch.agent.remote_agent import FixedAgentCourse, RemoteHostAgent
 from ddl.net.address import format_address
-from ddl.net.encryption import prepare_encryption
+from ddl.net.encryption import can_encrypt, prepare_encryption
 from ddl.store.watch import HostAgentClient
 
 __all__ = ["attend", "call", "main"]
@@ -53,9 +53,10 @@ def _host_number(invitation: Invitation, environ: Mapping[str, str]) -> int:
 def call(invitation: Invitation, host: int) -> HostAgentClient:
     """Connect to ddlrun by one of its addresses, the first if possible."""
     prepare_encryption(invitation.encrypt, invitation.openssl)
+    encrypt = invitation.encrypt or (invitation.can_encrypt and can_encrypt(invitation.openssl))
     (address, *others), secret, patience = invitation.addresses, invitation.secret, invitation.timeout
     try:
-        return HostAgentClient(address, secret, host, patience, encrypt=invitation.encrypt, others=others)
+        return HostAgentClient(address, secret, host, patience, encrypt=encrypt, others=others)
     except RendezvousError as error:
         raise RendezvousError(f"ddlrun cannot be reached from this host (--start-timeout): {error}") from error
 

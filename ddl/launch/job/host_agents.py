@@ -25,6 +25,7 @@ from ddl.launch.job.cluster_host import ClusterHost
 from ddl.launch.job.launches import Launches
 from ddl.launch.launchers import Start
 from ddl.net.address import format_address, parse_address
+from ddl.net.encryption import can_encrypt
 from ddl.net.interfaces import addresses_towards
 from ddl.store.messages import Message
 from ddl.store.server import StoreServer
@@ -48,6 +49,7 @@ class HostAgents:
         self.entrance = entrance
         self.secret = secrets.token_bytes(32) if entrance is None else entrance.secret
         self.hosts: List[ClusterHost] = []  #: by their numbers
+        self._can_encrypt = can_encrypt(config.settings.openssl)
 
     def open(self) -> None:
         """Get ready to hear them; after the guard has been made, which would keep our sockets."""
@@ -73,7 +75,8 @@ class HostAgents:
     def invitation(self, addresses: Tuple[str, ...], host: Optional[int]) -> Invitation:
         """Return what the agent of ``host`` has to know (None: the launcher's variables tell it which host it is)."""
         settings = self._config.settings
-        return Invitation(self.secret, addresses, host, settings.start_timeout, settings.encrypt, settings.openssl)
+        patience, openssl = settings.start_timeout, settings.openssl
+        return Invitation(self.secret, addresses, host, patience, settings.encrypt, self._can_encrypt, openssl)
 
     def launch(self, start: Start, guard: Optional[Guard]) -> None:
         """Start agents. ``guard`` ends what starts them if ddlrun is killed."""

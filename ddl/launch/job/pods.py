@@ -152,7 +152,8 @@ def _call(head: str, secret: bytes, number: int, settings: Settings) -> HostAgen
         try:
             known = tuple(format_address(address, port) for address in resolve(name))
             attempt = max(0.1, min(_ATTEMPT, deadline - clock.now()))
-            invitation = Invitation(secret, known, number, attempt, settings.encrypt, settings.openssl)
+            # Pods of a job are of one image: if this one can encrypt, pod 0 can.
+            invitation = Invitation(secret, known, number, attempt, settings.encrypt, True, settings.openssl)
             return remote.call(invitation, number)
         except (socket.gaierror, RendezvousError, ConfigError) as error:
             if clock.now() + _PAUSE >= deadline:
