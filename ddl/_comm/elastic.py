@@ -104,7 +104,8 @@ def advance(job: Job, said: Dict[str, Any]) -> Tuple[Group, Dict[int, Any]]:
     """Come to the next generation, with all its members; return its group, and what each rank ``said``. Blocking.
 
     ``said``: what JSON can hold, for all. Raises ``LeftOut`` where this process is left out or the job ends,
-    ``RendezvousError`` where it takes longer than the job's patience.
+    ``RendezvousError`` where it takes longer than the job's patience. A process that joins waits as long as the job
+    goes on: the members may be in a long step.
     """
     generations = job.generations
     assert generations is not None
@@ -117,7 +118,7 @@ def advance(job: Job, said: Dict[str, Any]) -> Tuple[Group, Dict[int, Any]]:
         generations.caught_up()
     patience = generations.limits.patience + generations.limits.script_patience
     while True:
-        record = generations.next_record(after, patience)
+        record = generations.next_record(after, patience if job.is_member else None)
         identity = _learn(job, record)
         core = Group.make_core(job, identity.rank, identity.size)
         met = job.meet_neighbours(job.me, clock.now() + job.settings.start_timeout)

@@ -214,8 +214,8 @@ class Generations:
                 raise RendezvousError(f"the store has not said where to stop for {self.limits.patience:g} s")
             return self._record is not record or machine.stop.is_reached or bool(self._over)
 
-    def next_record(self, after: int, timeout: float) -> GenerationRecord:
-        """Return the generation that follows ``after``, once it is decided. Blocking.
+    def next_record(self, after: int, timeout: Optional[float]) -> GenerationRecord:
+        """Return the generation that follows ``after``, once it is decided. Blocking; ``timeout`` None: without limit.
 
         Raises ``LeftOut`` where this process is left out or the job ends, ``RendezvousError`` when time is over.
         """
