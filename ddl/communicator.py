@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import Mapping, Optional, Sequence, Tuple
+from types import TracebackType
+from typing import Mapping, Optional, Sequence, Tuple, Type
 
 import numpy as np
 
@@ -186,11 +187,20 @@ class Communicator(Verbs):
 
         Not collective. The world communicator is closed by ``shutdown``, with all that came of it. One that is dropped
         without ``close`` is closed when this process makes its next communicator, if no operation of it is under way
-        or prepared; until then it keeps its connections, threads and memory.
+        or prepared; until then it keeps its connections, threads and memory. ``with ddl.split(color) as part:`` closes
+        it at the end of the block.
         """
         if self._finalizer is not None:
             self._finalizer.detach()
         self._group.close()
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        self.close()
 
     def abort(self, reason: str = "") -> None:
         """Break the communicator on all ranks: everything under way and every later call raises ``Aborted``."""

@@ -285,7 +285,10 @@ def closed_children() -> List[int]:
                 world.subset(ranks_of).close()
         part = world.split(world.rank // 2)
         assert part is not None
-        part.close()
+        with part as same:
+            assert same.allreduce(1, op="sum") == part.size
+        with pytest.raises(ddl.InvalidState):
+            part.barrier()
         kept.append(len(world._group._children))
     return kept
 
