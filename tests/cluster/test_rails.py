@@ -133,6 +133,53 @@ def test_a_rail_is_lost_in_the_middle(own_cluster: Cluster, fault: Callable[[Clu
     assert fault is reset or sent(own_cluster)[1] > before + 4_000_000
 
 
+# Operations, a pause in which nothing is under way, until there is a file, and more operations.
+PAUSE = """
+import os, sys, time
+import numpy as np
+import ddl
+ddl.init()
+x = ddl.empty(1 << 20, np.float32)
+for step in range(int(sys.argv[1])):
+    if step == 5:
+        time.sleep(1)
+        if ddl.rank() == 0:
+            print("pause", flush=True)
+        while not os.path.exists(os.environ["GO"]):
+            time.sleep(0.01)
+    x[:] = 1
+    ddl.allreduce_(x, op=ddl.Sum)
+    assert (x == 2).all()
+"""
+
+
+def without_address(cluster: Cluster) -> None:
+    cluster.run("node2", ["ip", "addr", "del", f"{cluster.address('node2', 1)}/24", "dev", "rail1"])
+
+
+def without_carrier(cluster: Cluster) -> None:
+    cluster.link_down("node2", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.parametrize("own_cluster", [EQUAL], indirect=True, ids=[""])
+@pytest.mark.parametrize("fault", [without_address, without_carrier])
+def test_a_rail_is_lost_while_nothing_is_under_way(
+    own_cluster: Cluster, tmp_path: Path, fault: Callable[[Cluster], None]
+) -> None:
+    """The kernel of node2 cannot even begin to send there. Rank 1 has to notice it, too, not only the other end."""
+    go = tmp_path / "go"
+    with start(own_cluster, 20, "--env", f"GO={go}", program=PAUSE) as job:
+        assert job.stdout is not None
+        wait_for(job.stdout, "pause\n")
+        fault(own_cluster)
+        go.touch()
+        err = finish(job)
+    own, far = own_cluster.address("node2", 1), own_cluster.address("node1", 1)
+    assert f"rank 1: the rail from {own} to {far} (rank 0 (host node1)) is silent, and the job goes on" in err, err
+
+
 def wait_for(stream: IO[str], line: str) -> None:
     """Read until that line; a job that ends before has ended badly, and ``finish`` says how."""
     while True:

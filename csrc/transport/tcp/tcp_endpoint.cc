@@ -7,6 +7,7 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <string>
 
@@ -16,9 +17,13 @@ namespace ddl {
 
 namespace {
 
-// Times that the kernel has sent the same again: perhaps nobody hears it; and surely, as the pauses between them
-// double, so that these take 6 seconds or more.
+// Times that the kernel has tried in vain: perhaps nobody hears it; and surely, as the pauses between them double, so
+// that these take 6 seconds or more.
 constexpr int kStuck = 2, kTried = 5;
+
+// How often the kernel has sent the same again, or asked again whether there is room, without an answer. It also asks
+// where it cannot even begin to send, as this host has lost its address or its cable: then nothing is on its way.
+int tried_in_vain(const tcp_info& info) { return std::max(info.tcpi_retransmits, info.tcpi_probes); }
 
 bool ask(int fd, tcp_info* info) {
   socklen_t length = sizeof *info;
@@ -69,15 +74,15 @@ size_t TcpEndpoint::queued() const {
 Acknowledgement TcpEndpoint::acknowledgement() const {
   tcp_info info{};
   if (!ask(fd_.get(), &info)) return Acknowledgement::kPending;
-  if (info.tcpi_retransmits >= kStuck) return Acknowledgement::kMissing;
+  if (tried_in_vain(info) >= kStuck) return Acknowledgement::kMissing;
   return info.tcpi_unacked == 0 ? Acknowledgement::kComplete : Acknowledgement::kPending;
 }
 
 bool TcpEndpoint::silent(Nanoseconds limit) const {
   tcp_info info{};
   if (!ask(fd_.get(), &info)) return false;
-  // Not after an idle hour: the kernel has sent the same again and again since the last acknowledgement.
-  return info.tcpi_unacked > 0 && info.tcpi_retransmits >= kTried && info.tcpi_last_ack_recv >= limit / kMillisecond;
+  // Not after an idle hour: the kernel has tried again and again since the last acknowledgement.
+  return tried_in_vain(info) >= kTried && info.tcpi_last_ack_recv >= limit / kMillisecond;
 }
 
 }  // namespace ddl
