@@ -102,13 +102,20 @@ class HostsJob:
 
     def members(self) -> Set[int]:
         """Return the processes that have made the last step that was made by all of its ranks."""
+        return self._last_whole_step()[1]
+
+    def generation(self) -> int:
+        """Return the generation of the last step that was made by all of its ranks."""
+        return self._last_whole_step()[0]
+
+    def _last_whole_step(self) -> Tuple[int, Set[int]]:
         ends: Dict[Tuple[int, int], Set[int]] = {}
         for note in self.read():
             there = ends.setdefault((note.generation, note.step), set())
             there.add(note.process)
             if len(there) == note.size:
-                members = there
-        return members
+                last = note.generation, there
+        return last
 
     def change(self, lost: Iterable[int], joined: Iterable[int] = ()) -> None:
         """Wait until steps are made without the processes ``lost``, and with those that have ``joined``."""
