@@ -28,7 +28,7 @@ from ddl._comm.job import Job
 from ddl._comm.splitting import part_of
 from ddl._comm.verbs import PreparedOperation, Verbs, Work
 from ddl.bootstrap.environ import Identity
-from ddl.errors import InvalidArgument
+from ddl.errors import InvalidArgument, InvalidState
 from ddl.plan.ir import Collective
 from ddl.topology import Topology
 from ddl.tuning.select import Lines
@@ -185,13 +185,18 @@ class Communicator(Verbs):
     def close(self) -> None:
         """Close a communicator that ``split`` or ``subset`` made; what is under way fails with ``Aborted``. Idempotent.
 
-        Not collective. The world communicator is closed by ``shutdown``, with all that came of it. One that is dropped
+        Not collective. The world communicator is closed by ``shutdown``, with all that came of it; to close it here
+        raises ``InvalidState``. One that is dropped
         without ``close`` is closed when this process makes its next communicator, if no operation of it is under way
         or prepared; until then it keeps its connections, threads and memory. ``with ddl.split(color) as part:`` closes
         it at the end of the block.
         """
-        if self._finalizer is not None:
-            self._finalizer.detach()
+        if self._finalizer is None:
+            raise InvalidState(
+                "the world communicator is closed by ddl.shutdown(); close() and with are for those that split and "
+                "subset have made"
+            )
+        self._finalizer.detach()
         self._group.close()
 
     def __enter__(self) -> Communicator:

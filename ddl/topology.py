@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import prod
+from math import inf, prod
 from typing import Dict, Optional, Sequence, Tuple
 
 from ddl.errors import ConfigError, InvalidArgument
@@ -35,8 +35,10 @@ class Link:
     rails: int = 1
 
     def __post_init__(self) -> None:
-        if not (self.latency_s >= 0 and self.bandwidth_bytes_per_s > 0 and self.rails >= 1):
-            raise ConfigError(f"{self}: latency must be >= 0, bandwidth > 0 and rails >= 1; correct the link")
+        if not (0 <= self.latency_s < inf and self.bandwidth_bytes_per_s > 0 and self.rails >= 1):
+            raise ConfigError(
+                f"{self}: latency must be >= 0 and finite, bandwidth > 0 and rails >= 1; correct the link"
+            )
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ Collective collective_from(long number) {
 ReduceOp reduce_op_from(long number) {
   ReduceOp op = ReduceOp::kSum;
   if (number < 0 || number >= kReduceOpCount || !from_wire(static_cast<uint8_t>(number), &op)) {
-    throw Error(ErrorKind::kInvalidArgument, "op must be one of ddl.Average, Sum, Min, Max, Product");
+    throw Error(ErrorKind::kInvalidArgument,
+                "op must be one of ddl.Average, Sum, Min, Max, Product; Adasum is for PyTorch and TensorFlow");
   }
   return op;
 }

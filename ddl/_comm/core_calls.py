@@ -7,6 +7,7 @@ does not. What one rank alone can refuse is refused here, before anything is sen
 from __future__ import annotations
 
 import math
+from operator import index
 from typing import Any, List, NoReturn, Optional, Sequence, Tuple, Type, TypeVar
 
 import numpy as np
@@ -232,7 +233,10 @@ def check_splits(array: np.ndarray, splits: Optional[Sequence[int]], size: int) 
         if rows % size:
             raise InvalidArgument(f"alltoall: {rows} rows do not divide among {size} ranks; give splits")
         return [rows // size] * size
-    counts = [int(n) for n in splits]
+    try:
+        counts = [index(n) for n in splits]
+    except TypeError:
+        raise InvalidArgument(f"alltoall: splits {splits!r:.200} must be whole numbers, one per rank") from None
     if len(counts) != size or min(counts) < 0 or sum(counts) != rows:
         raise InvalidArgument(
             f"alltoall: splits {counts} must be {size} numbers (one per rank), none negative, that sum to "

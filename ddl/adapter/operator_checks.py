@@ -21,7 +21,8 @@ def check_type(verb: str, dtype: Any, kind: str, op: ReduceOp, adasum: str) -> N
         raise InvalidArgument(f"{verb}: {dtype} can be moved, but not added up; cast it to float32")
     if op == Adasum:
         if kind not in adasum:
-            raise InvalidArgument(f"{verb}: op=Adasum needs floating point, not {dtype}")
+            needs = "needs floating point, not" if adasum else "does not take"
+            raise InvalidArgument(f"{verb}: op=Adasum {needs} {dtype}")
     elif kind == "c" and op not in (Average, Sum):
         raise InvalidArgument(f"{verb}: complex numbers can be averaged and summed; op={op!r} is not defined for them")
     if kind == "b" and op == Average:

@@ -23,7 +23,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from ddl import at_exit, clock
 from ddl.bootstrap.environ import Identity, Settings
 from ddl.bootstrap.meeting import Launched, Rendezvous, Share, meet, places
-from ddl.errors import ConfigError, RendezvousError
+from ddl.errors import ConfigError, InvalidArgument, RendezvousError
 from ddl.net.connecting import first_to_answer
 from ddl.store.server import StoreServer
 
@@ -139,6 +139,11 @@ def admission(
     """
     settings = Settings.from_environ(os.environ)
     of_ddlrun = Identity.from_environ(os.environ)
+    if rendezvous is not None and not isinstance(rendezvous, Rendezvous):
+        raise InvalidArgument(
+            f"init: rendezvous= is a {type(rendezvous).__name__}, not a ddl.Rendezvous; with the invitation of a "
+            "ddl.JobStore: ddl.Rendezvous(rank, size, invitation)"
+        )
     if not of_ddlrun.store:
         if rendezvous is not None:
             return rendezvous.admission(settings)

@@ -45,6 +45,15 @@ class Broadcast:
         return self._path.read_text()
 
 
+def test_an_invitation_alone_is_no_rendezvous() -> None:
+    """Its text, which has the secret, is not shown."""
+    with pytest.raises(
+        ddl.InvalidArgument, match=r"is a str, not a ddl.Rendezvous; .* ddl.Rendezvous\(rank, "
+    ) as caught:
+        ddl.init(rendezvous="the secret")  # type: ignore[arg-type]
+    assert "the secret" not in str(caught.value)
+
+
 def total(value: int) -> int:
     return int(ddl.allreduce(np.array([value]), op=ddl.Sum).item())
 

@@ -120,6 +120,7 @@ def wrong_calls() -> List[Tuple[str, Callable[[], Any], str]]:
         ("rows do not divide", lambda: ddl.alltoall(np.ones(size + 1)), "splits"),
         ("too few splits", lambda: ddl.alltoall(ok, [4]), "splits"),
         ("wrong sum", lambda: ddl.alltoall(ok, [3] * size), "splits"),
+        ("no whole splits", lambda: ddl.alltoall(ok, [0.5] * size), "whole numbers"),
         ("negative split", lambda: ddl.alltoall(ok, [-1, 5, *[0] * (size - 2)]), "splits"),
         ("color", lambda: ddl.split("red"), "color"),
         ("bfloat16 for numpy", lambda: ddl.allreduce(bits), "in-place"),

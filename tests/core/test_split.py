@@ -296,3 +296,14 @@ def closed_children() -> List[int]:
 def test_closed_children_are_let_go() -> None:
     for kept in ranks.run(3, closed_children):
         assert kept[-1] == kept[1] <= 4, kept
+
+
+def world_in_a_with() -> float:
+    with pytest.raises(ddl.InvalidState, match="closed by ddl.shutdown"):
+        with ddl.world():
+            pass
+    return float(ddl.allreduce(1, op="sum"))
+
+
+def test_the_world_is_closed_by_shutdown_only() -> None:
+    assert ranks.run(2, world_in_a_with) == [2.0, 2.0]

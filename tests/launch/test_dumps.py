@@ -192,6 +192,7 @@ def test_a_job_that_waits_for_its_hosts_has_nothing_to_show(launcher: Launcher, 
         "--host-discovery-script", str(hosts), "--min-np", "2", "--start-timeout", "20", script("pass")
     )
     assert eventually((tmp_path / "asked").exists)
+    assert next_line(job).startswith("ddlrun: waiting for 2 slots to begin; ")
     job.send_signal(signal.SIGQUIT)
     assert next_line(job) == "ddlrun: no rank runs yet\n"
     tool = [sys.executable, "-m", "ddl.tools", "dump", str(job.pid)]

@@ -192,6 +192,8 @@ def test_too_few_slots_at_the_start(launcher: Launcher, host_list: HostList) -> 
     done = launcher.run("-np", "3", *host_list.options, "--elastic-timeout", "8", "true")
     assert done.returncode == 1
     assert done.stderr == (
+        "ddlrun: waiting for 3 slots to begin; there are only 2 slots (localhost:2), and the job ends after 8 s "
+        "without (--elastic-timeout)\n"
         "ddlrun: the job begins with 3 ranks, but within 8 s (--elastic-timeout) there were only 2 slots "
         "(localhost:2); add hosts, or lower -np\n"
     )

@@ -48,7 +48,8 @@ def told(orders: List[ElasticOrder]) -> List[str]:
 
 def test_it_begins_with_all_slots_when_there_are_enough_and_fills_hosts_in_order() -> None:
     job = model(3)
-    assert job.see("a:2") == []
+    waiting = "waiting for 3 slots to begin; there are only 2 slots (a:2), and the job ends after 600 s without "
+    assert told(job.see("a:2")) == [f"{waiting}(--elastic-timeout)"]
     orders = job.see("a:2 b:2")
     assert orders == [
         StartProcess(0, "a", 0, 2, True),
@@ -211,7 +212,9 @@ def test_a_script_that_fails_later_is_told_once_per_kind_and_the_last_list_stays
 
 def test_no_host_yet_is_no_failure() -> None:
     job = model(1)
-    assert job.see("") == []
+    (text,) = told(job.see(""))
+    assert text.startswith("waiting for 1 slot to begin; there are only 0 slots (no host), ")
+    assert job.see("") == []  # it is told once
     assert started(job.see("a:1")) == [(0, "a", 0)]
 
 

@@ -297,6 +297,9 @@ class ElasticHosts:
 
     def _begin(self) -> None:
         if self._slots < self._size:
+            if self._heard and "short" not in self._warned:
+                self._warned.add("short")
+                self._tell(self._prospects.too_few_slots(self._hosts.values()))
             return
         self.begun = True
         self._prospects.begin()

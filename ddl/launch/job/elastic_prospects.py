@@ -96,21 +96,31 @@ class ElasticProspects:
         late = now >= self._short_since + options.timeout + _wait_for_news(alive)
         return f"{few}, since {options.timeout:g} s (--elastic-timeout)" if late else ""
 
+    def too_few_slots(self, hosts: Iterable[SlotHost]) -> str:
+        """Return what is told of a job that has not the slots to begin with."""
+        return (
+            f"waiting for {counted(self._size, 'slot')} to begin; there are only {_slots_of(hosts)}, and the job ends "
+            f"after {self._options.timeout:g} s without (--elastic-timeout)"
+        )
+
     def _why_not_begun(self, now: float, hosts: Iterable[SlotHost]) -> str:
         timeout, since = self._options.timeout, self._short_since
         if since is None or now < since + timeout:
             return ""
-        present = [host for host in hosts if host.slots]
-        slots = counted(sum(host.slots for host in present), "slot")
-        named = ", ".join(f"{host.name}:{host.slots}" for host in present)
         return (
             f"the job begins with {counted(self._size, 'rank')}, but within {timeout:g} s (--elastic-timeout) "
-            f"there were only {slots} ({named or 'no host'}); add hosts, or lower -np"
+            f"there were only {_slots_of(hosts)}; add hosts, or lower -np"
         )
 
     def _is_failed(self, host: SlotHost, now: float) -> bool:
         """Whether a host is left out. A process that stays there only to hold the state is no rank that counts."""
         return self._options.leave_failed_hosts and host.blocked_until > now
+
+
+def _slots_of(hosts: Iterable[SlotHost]) -> str:
+    present = [host for host in hosts if host.slots]
+    named = ", ".join(f"{host.name}:{host.slots}" for host in present)
+    return f"{counted(sum(host.slots for host in present), 'slot')} ({named or 'no host'})"
 
 
 def _wait_for_news(alive: Iterable[SlotProcess]) -> float:

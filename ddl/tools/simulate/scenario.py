@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from dataclasses import dataclass, replace
-from math import prod
+from math import inf, prod
 from typing import Dict, Iterator, List, Sequence, Tuple
 
 from ddl._comm.group import discover
@@ -67,15 +67,19 @@ def workload(description: Description, arguments: argparse.Namespace) -> Workloa
     """Return what a rank computes: what was asked for, else what the file says. Raises ``ConfigError``."""
     said = description.training
     name = arguments.model or said.model
-    batch = arguments.batch or said.batch
-    rate = arguments.samples_per_second or said.samples_per_second
+    batch = said.batch if arguments.batch is None else arguments.batch
+    rate = said.samples_per_second if arguments.samples_per_second is None else arguments.samples_per_second
+    classes = said.classes if arguments.classes is None else arguments.classes
     for option, value in (("--model", name), ("--batch", batch), ("--samples-per-second", rate)):
-        if not value or (not isinstance(value, str) and value <= 0):
+        if value is None:
             raise ConfigError(f"{option} is needed: neither it nor [training] of the file says it")
     assert name is not None and batch is not None and rate is not None
+    for option, number in (("--batch", batch), ("--samples-per-second", rate)):
+        if not 0 < number < inf:
+            raise ConfigError(f"{option}, or [training] of the file, says {number:g}: it must be above 0, and finite")
     overlap = said.overlap if arguments.overlap is None else arguments.overlap
     bucket = arguments.bucket or said.bucket_bytes or BUCKET_BYTES
-    return Workload(model(name, arguments.classes or said.classes), batch / rate, bucket, overlap)
+    return Workload(model(name, classes), batch / rate, bucket, overlap)
 
 
 def stragglers_of(texts: Sequence[str]) -> Dict[int, Lateness]:

@@ -42,8 +42,8 @@ class Level:
     burst_bytes_per_s: float = inf
 
     def __post_init__(self) -> None:
-        if self.size < 1 or self.burst_bytes < 0 or self.burst_bytes_per_s <= 0:
-            raise ConfigError(f"{self}: size must be at least 1, the burst's bytes >= 0 and its rate > 0")
+        if self.size < 1 or not 0 <= self.burst_bytes < inf or not self.burst_bytes_per_s > 0:
+            raise ConfigError(f"{self}: size must be at least 1, the burst's bytes >= 0 and finite, and its rate > 0")
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
@@ -59,8 +59,8 @@ class SharedMemory:
     bandwidth_bytes_per_s: float
 
     def __post_init__(self) -> None:
-        if not (self.latency_s >= 0 and self.bandwidth_bytes_per_s > 0):
-            raise ConfigError(f"{self}: latency must be >= 0 and bandwidth > 0")
+        if not (0 <= self.latency_s < inf and self.bandwidth_bytes_per_s > 0):
+            raise ConfigError(f"{self}: latency must be >= 0 and finite, and bandwidth > 0")
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Core:
 
     def __post_init__(self) -> None:
         rates = (self.send_bytes_per_s, self.receive_bytes_per_s, self.reduce_bytes_per_s, self.copy_bytes_per_s)
-        if self.overhead_s < 0 or min(rates) <= 0:
-            raise ConfigError(f"{self}: the overhead must be >= 0 and rates > 0")
+        if not 0 <= self.overhead_s < inf or not all(rate > 0 for rate in rates):
+            raise ConfigError(f"{self}: the overhead must be >= 0 and finite, and rates > 0")
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ class GpuLinks:
 
     def __post_init__(self) -> None:
         rates = (self.down_bytes_per_s, self.up_bytes_per_s, self.both_bytes_per_s)
-        if self.links < 1 or not min(rates) > 0 or not self.latency_s >= 0:
-            raise ConfigError(f"{self}: links must be at least 1, rates > 0 and latency >= 0")
+        if self.links < 1 or not all(rate > 0 for rate in rates) or not 0 <= self.latency_s < inf:
+            raise ConfigError(f"{self}: links must be at least 1, rates > 0, and latency >= 0 and finite")
 
 
 @dataclass(frozen=True)
