@@ -26,12 +26,16 @@ Descriptor descriptor_from(uint64_t signature, uint64_t count, uint64_t sequence
   return d;
 }
 
+std::string Descriptor::numbers() const {
+  const std::string many = count != 0 ? std::to_string(pairs ? count / 2 : count) + " x " : "";
+  return many + (pairs ? complex_name(dtype) : ddl::name(dtype));
+}
+
 std::string Descriptor::text(int self) const {
   if (sizes_for != 0) return std::string(name(static_cast<Collective>(sizes_for))) + "(sizes)";
   std::string text = std::string(name(collective)) + "(";
   if (collective != Collective::kBarrier) {
-    if (count != 0) text += std::to_string(pairs ? count / 2 : count) + " x ";
-    text += pairs ? complex_name(dtype) : ddl::name(dtype);
+    text += numbers();
     if (traits(collective).reduces) text += std::string(", ") + ddl::name(op);
     if (traits(collective).rooted) text += ", root " + std::to_string(root);
     if (collective == Collective::kSend) text += ", to rank " + std::to_string(root);

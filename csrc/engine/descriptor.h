@@ -36,6 +36,8 @@ struct Descriptor {
            static_cast<uint64_t>(widened) << kWidenedShift | static_cast<uint64_t>(sizes_for) << 24 |
            static_cast<uint64_t>(static_cast<uint32_t>(root)) << 32;
   }
+  // "1024 x float32".
+  std::string numbers() const;
   // "allreduce(1024 x float32, average)": the same text on every rank that means the same. `self`: a rank that names
   // itself as the source of a receive, and means any.
   std::string text(int self = -1) const;

@@ -17,13 +17,21 @@ std::string Lane::explain(const Mismatch& mismatch) const {
     return d.text() + (d.sequence != 0 ? " as operation #" + std::to_string(d.sequence) : "");
   };
   const std::string self = failure_->called(rank_), peer = failure_->called(mismatch.peer());
+  const Descriptor &own_call = mismatch.own_call(), &peer_call = mismatch.peer_call();
+  if (own_call.collective == Collective::kSend && peer_call.collective == Collective::kSend &&
+      own_call.root == peer_call.root && own_call.numbers() != peer_call.numbers()) {  // as both are on the wire
+    const bool receives = own_call.root == rank_;
+    return "the calls do not match: " + (receives ? peer : self) + " sends " +
+           (receives ? peer_call : own_call).numbers() + ", but " + (receives ? self : peer) + " receives " +
+           (receives ? own_call : peer_call).numbers() + "; both must be of one type and length";
+  }
   const std::string rule = "; all ranks must make the same calls in the same order";
-  if (mismatch.own_call().same_call(mismatch.peer_call())) {
-    return self + " and " + peer + " both called " + numbered(mismatch.own_call()) +
+  if (own_call.same_call(peer_call)) {
+    return self + " and " + peer + " both called " + numbered(own_call) +
            ", but one of their calls before it did not match (its root, say)" + rule;
   }
-  return "the calls do not match: " + self + " called " + numbered(mismatch.own_call()) + " but " + peer +
-         " called " + numbered(mismatch.peer_call()) + rule;
+  return "the calls do not match: " + self + " called " + numbered(own_call) + " but " + peer + " called " +
+         numbered(peer_call) + rule;
 }
 
 Report Lane::report_on(const Operation& operation) const {
