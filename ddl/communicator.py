@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
+from operator import index
 from types import TracebackType
 from typing import Mapping, Optional, Sequence, Tuple, Type
 
@@ -116,7 +117,9 @@ class Communicator(Verbs):
         ``wire``, alike on all its ranks: a key of ``environ.WIRE_CODECS``, or "float32"; by default, as here.
         """
         if color is not None and not isinstance(color, (int, np.integer)):
-            raise InvalidArgument(f"split: color={color!r} is neither a number nor None")
+            raise InvalidArgument(f"split: color={color!r} is neither a whole number nor None")
+        if key is not None and not isinstance(key, (int, np.integer)):
+            raise InvalidArgument(f"split: key={key!r} is neither a whole number nor None")
         part = part_of(self._group, self.allgather_object, color, key, tuned, racks, deterministic, wire)
         return None if part is None else Communicator._of(part)
 
@@ -127,7 +130,10 @@ class Communicator(Verbs):
         operations may take (default: DDL_TIMEOUT). Raises ``InvalidArgument`` if this rank is none of them, and
         ``RendezvousError`` if one of them does not come in time (DDL_START_TIMEOUT).
         """
-        given_ranks = [int(rank) for rank in ranks]
+        try:
+            given_ranks = [index(rank) for rank in ranks]
+        except TypeError:
+            raise InvalidArgument(f"subset: {ranks!r:.200} must be a list of ranks") from None
         if len(set(given_ranks)) < len(given_ranks) or self.rank not in given_ranks:
             raise InvalidArgument(f"subset: rank {self.rank} must be among {given_ranks}, and each of them once")
         for rank in given_ranks:
@@ -143,8 +149,12 @@ class Communicator(Verbs):
 
         Also those that were prepared before. Raises ``InvalidArgument`` unless ``seconds`` is above 0 and below 1e9.
         """
-        if not 0 < seconds < _LONGEST_TIMEOUT:
-            raise InvalidArgument(f"set_timeout: {seconds!r} must be a number of seconds above 0")
+        try:
+            fits = 0 < seconds < _LONGEST_TIMEOUT
+        except TypeError:
+            fits = False
+        if not fits:
+            raise InvalidArgument(f"set_timeout: {seconds!r} must be a number of seconds above 0 and below 1e9")
         self._core.set_timeout(seconds)
 
     @property

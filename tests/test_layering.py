@@ -43,7 +43,7 @@ RULES = {
     "bootstrap.parse": "",
     "bootstrap.environ": "errors net bootstrap.parse",
     "bootstrap": "at_exit errors machine text net store bootstrap.environ _core",
-    "launch.ask": "errors text net bootstrap.environ _version",
+    "launch.ask": "errors text net bootstrap.environ bootstrap.parse _version",
     "launch.agent": "errors machine text net store records blame bootstrap.environ _version launch.ask",
     "launch.launchers": "errors net _version launch.ask launch.agent",
     "launch.show": "errors records _version launch.ask launch.agent",

@@ -128,7 +128,7 @@ def encode(obj: Any, *, allow_pickle: bool) -> np.ndarray:
         if not allow_pickle:
             deep = (
                 ""
-                if isinstance(error, InvalidArgument)
+                if isinstance(error, (InvalidArgument, UnicodeError))
                 else "; plain data may be nested 500 deep; pass allow_pickle=True or flatten it"
             )
             raise InvalidArgument(f"cannot send the object: {error}{deep}") from error

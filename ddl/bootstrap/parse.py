@@ -31,13 +31,13 @@ _WIRES = ("float32", "bf16", "fp16")
 
 
 def seconds(text: str) -> float:
-    """Return a number of seconds above 0."""
+    """Return a number of seconds above 0 and below 1e9."""
     try:
         value = float(text)
     except ValueError:
         value = 0.0
     if not 0 < value < 1e9:  # also refuses nan
-        raise ValueError("a number of seconds above 0")
+        raise ValueError("a number of seconds above 0" + (" and below 1e9" if value > 0 else ""))
     return value
 
 

@@ -123,6 +123,12 @@ def wrong_calls() -> List[Tuple[str, Callable[[], Any], str]]:
         ("no whole splits", lambda: ddl.alltoall(ok, [0.5] * size), "whole numbers"),
         ("negative split", lambda: ddl.alltoall(ok, [-1, 5, *[0] * (size - 2)]), "splits"),
         ("color", lambda: ddl.split("red"), "color"),
+        ("key", lambda: ddl.split(0, "x"), "key='x'"),
+        ("part of a key", lambda: ddl.split(0, 1.7), "key=1.7"),
+        ("one member", lambda: ddl.world().subset(5), "5 must be a list"),
+        ("members in a text", lambda: ddl.world().subset("01"), "'01' must be a list"),
+        ("timeout", lambda: ddl.world().set_timeout("x"), "seconds above 0"),
+        ("half a surrogate", lambda: ddl.broadcast_object("\ud800"), "surrogates"),
         ("bfloat16 for numpy", lambda: ddl.allreduce(bits), "in-place"),
     ]
     return calls

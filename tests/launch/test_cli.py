@@ -89,6 +89,7 @@ WRONG: Dict[str, List[str]] = {
     "there is no program 'no-such.py'": ["-np", "2", "no-such.py"],
     "--timeout abc: it must be a number of seconds above 0": ["-np", "2", "--timeout", "abc", "true"],
     "--timeout 0: it must be a number of seconds above 0": ["-np", "2", "--timeout=0", "true"],
+    "--timeout 1e12: it must be a number of seconds above 0 and below 1e9": ["-np", "2", "--timeout", "1e12", "true"],
     "--gloo-timeout-seconds soon: it must be a number": ["-np", "2", "--gloo-timeout-seconds=soon", "true"],
     "--log-level loud: it must be one of error": ["-np", "2", "--log-level", "loud", "true"],
     "--start-timeout soon: it must be a number of seconds above 0": ["-np", "2", "--start-timeout", "soon", "true"],

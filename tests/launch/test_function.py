@@ -168,6 +168,11 @@ def test_what_is_refused_before_anything_starts(module: ModuleType, tmp_path: Pa
     ):
         with pytest.raises(ddl.InvalidArgument, match=match):
             ddl.run(module.whoami, **options)
+    with pytest.raises(ddl.InvalidArgument, match="7 cannot be called; pass a function"):
+        ddl.run(7, np=1)  # type: ignore[arg-type]
+    for arguments in (5, "ab"):
+        with pytest.raises(ddl.InvalidArgument, match="args= is a tuple or a list"):
+            ddl.run(module.whoami, arguments, np=1)
     with pytest.raises(ddl.InvalidArgument, match="the function and its arguments cannot be pickled: .*generator"):
         ddl.run(module.whoami, ((number for number in range(3)),), np=1)
 

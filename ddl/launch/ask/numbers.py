@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Optional
 
+from ddl.bootstrap import parse
 from ddl.errors import ConfigError
 
 __all__ = ["seconds", "whole_number"]
@@ -27,9 +28,6 @@ def seconds(name: str, text: Optional[str]) -> Optional[float]:
     if not text:
         return None
     try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e9:  # also refuses nan
-        raise ConfigError(f"{name} {text}: it must be a number of seconds above 0")
-    return value
+        return parse.seconds(text)
+    except ValueError as error:
+        raise ConfigError(f"{name} {text}: it must be {error}") from None

@@ -22,7 +22,7 @@ import sys
 import sysconfig
 import tempfile
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from ddl.errors import InvalidArgument, RankFailed
 from ddl.launch.ask.hosts import bare_name, parse_hostfile, parse_hosts
@@ -83,6 +83,10 @@ def run(
     >>> ddl.run(lambda: ddl.init() or ddl.rank(), np=2)
     [0, 1]
     """
+    if not callable(func):
+        raise InvalidArgument(f"ddl.run: {func!r:.100} cannot be called; pass a function, and its arguments as args=")
+    if not isinstance(args, Iterable) or isinstance(args, str) or not isinstance(kwargs or {}, Mapping):
+        raise InvalidArgument("ddl.run: args= is a tuple or a list of arguments, kwargs= a dict of those with names")
     size = _size(_either("num_proc", num_proc, "np", np), hosts, hostfile)
     options = {
         "-np": size,
